@@ -49,6 +49,12 @@ def require_state(state: Mapping[str, Mapping[str, Tensor]]) -> ClientState:
     return dict(state)
 
 
+def grouped(tensors: Mapping[str, Tensor]) -> ClientState:
+    """Return the state whose tensors a file has as ``name/tensor``."""
+    names = dict.fromkeys(key.partition("/")[0] for key in tensors)
+    return {name: below(f"{name}/", tensors) for name in names}
+
+
 class ClientStateStore(Protocol):
     """Stores the versions of one client's state, by experiment."""
 
@@ -109,8 +115,7 @@ class FolderStateStore:
             damaged = path.replace(path.with_suffix(".damaged"))
             log(WARNING, "%s; it is now %s, and the state is lost", error, damaged.name)
             return {}
-        names = dict.fromkeys(key.partition("/")[0] for key in tensors)
-        return {name: below(f"{name}/", tensors) for name in names}
+        return grouped(tensors)
 
     def save(self, experiment: str, round: int, state: ClientState, keep: Collection[int]) -> None:
         """Store the state after ``round`` and delete the versions not in ``keep``."""

@@ -64,7 +64,7 @@ ROUNDS_WITHOUT_ROWS = "rounds_without_rows"  # in summary.json: rows that metric
 BY_CLIENT = "by client"  # the partition of a summary where a function of the user's gives the data
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 CLASS_COUNTS = "class_counts.json"  # of a simulation: who holds which classes
-PERSONAL = "personal_accuracy"  # of the clients' own models on their own examples
+PERSONAL_ACCURACY = "personal_accuracy"  # of the clients' own models on their own examples
 AT_CLIENTS = ("client_accuracy", "client_loss")  # on what they hold out (evaluation.clients)
 _SYNC_SECONDS = 1.0  # a sync takes 2 ms: more than a short round
 
@@ -351,14 +351,14 @@ def totals(rows: list[Row]) -> dict[str, Any]:
     }
     seconds = [row["seconds"] for row in rounds]
     own = own_metrics(rows)
-    personal = [row[PERSONAL] for row in rows if row.get(PERSONAL) is not None]
+    personal = [row[PERSONAL_ACCURACY] for row in rows if row.get(PERSONAL_ACCURACY) is not None]
     return {
         "rounds": len(rounds),
         "accuracy": evaluated[-1]["accuracy"] if evaluated else None,
         "best_accuracy": max((row["accuracy"] for row in evaluated), default=None),
         "loss": losses[-1] if losses else None,
         **at_clients,
-        **({PERSONAL: personal[-1]} if personal else {}),
+        **({PERSONAL_ACCURACY: personal[-1]} if personal else {}),
         **metric_totals(rows),
         **({OWN: own} if own else {}),
         "seconds": sum(seconds),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from yaml import YAMLError
 
 from fedhet.client_app.client import PERSONAL
-from fedhet.client_app.state import ClientState
+from fedhet.client_app.state import ClientState, grouped
 from fedhet.common.checksums import CLIENT_STATE, MODEL, require_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.files import expanded
@@ -22,10 +22,11 @@ from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, read_
 from fedhet.conf import build_part, method_name
 from fedhet.conf.renamed import upgrade_config
 from fedhet.server_app.best_round import BEST
+from fedhet.server_app.initial_model import fixed_tensors
 from fedhet.strategies.base import ClientSide, LocalContext
-from fedhet.strategies.components.tensor_selection import fixed_names, tensors_of
+from fedhet.strategies.components.tensor_selection import tensors_of
 from fedhet.strategies.round.checks import sides_with
-from fedhet.strategies.round.tensor_files import below, load_tensors, parameters_sha256
+from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask, Task, build_task, pick_device
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
@@ -130,9 +131,7 @@ def model_of(
         _require_own_model(state, kept, sides, method_name(recipe))
         tensors |= kept.get(PERSONAL, {})
     else:
-        strategy = recipe.strategy
-        fixed = fixed_names(model, strategy.personal, [phase.layers for phase in strategy.phases])
-        tensors |= {name: initial[name] for name in fixed}
+        tensors |= fixed_tensors(recipe, model)
     whole, found = (
         {(name, value.shape) for name, value in part.items()} for part in (initial, tensors)
     )
@@ -194,8 +193,7 @@ def _client_state(path: Path, run: str | None) -> ClientState:
         raise ConfigError(
             f"--state {path} is a {kind}: name a client's state, client-*/round-*.safetensors"
         )
-    names = dict.fromkeys(key.partition("/")[0] for key in stored)
-    return {name: below(f"{name}/", stored) for name in names}
+    return grouped(stored)
 
 
 def _require_own_model(

@@ -339,6 +339,11 @@ def _check_loader(loader: DataLoader[Any]) -> None:
     plain = type(sampler) in (RandomSampler, SequentialSampler) and not isinstance(
         loader.dataset, IterableDataset
     )
+    if plain and not hasattr(loader.dataset, "__len__"):
+        raise ConfigError(
+            f"the data function gave a DataLoader of a {type(loader.dataset).__name__}: it must be "
+            "of a torch Dataset with a length (__len__)"
+        )
     whole = plain and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
     if not whole or getattr(sampler, "replacement", False):
         part = " of a part of them, or with repetitions" if plain else ""

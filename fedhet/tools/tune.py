@@ -38,14 +38,14 @@ from rich.console import Console
 from fedhet.commands import at_least, parser_of, reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_folder
-from fedhet.common.results import COMPLETED, FAILED
+from fedhet.common.results import COMPLETED, FAILED, PERSONAL_ACCURACY
 from fedhet.conf import compose, explain_words, quoted
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep.resume import Plan, make_ready, plan_for
 from fedhet.sweep.sweep_folder import INDEX, SweepFolder
 
 GRID = ("local.lr=0.05,0.1,0.2,0.3", "schedule=constant,cosine,multi_step")
-SCORE, TIE, OF_OWN_MODELS = "client_accuracy", "client_loss", "personal_accuracy"
+SCORE, TIE = "client_accuracy", "client_loss"
 CHOICES = "choices.json"
 
 
@@ -120,7 +120,7 @@ def cell_name(number: int, cell: Sequence[str], cells: Sequence[Sequence[str]]) 
 
 def score_of(recipe: DictConfig) -> str:
     """Return what candidates are compared by: of the models that the recipe scores."""
-    return OF_OWN_MODELS if recipe.evaluation.model == "clients" else SCORE
+    return PERSONAL_ACCURACY if recipe.evaluation.model == "clients" else SCORE
 
 
 def tune(

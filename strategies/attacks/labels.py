@@ -105,7 +105,7 @@ class Backdoor(Attack):
         require_whole("attack.size", self.size, low=1)
         if self.boost is None:
             among = max(1.0, self.participation * len(self.hostile))
-            self.boost = self.participation * self.num_clients / among
+            self.boost = max(1.0, self.participation * self.num_clients) / among
         require_range("attack.boost", self.boost, open_low=True)
 
     def check_method(self, payloads: Collection[str], *, num_classes: int) -> None:

@@ -264,7 +264,8 @@ def _gaussian_multiplier(epsilon: float, delta: float) -> float:
 
     def excess(sigma: float) -> float:
         ahead, behind = 0.5 / sigma - epsilon * sigma, -0.5 / sigma - epsilon * sigma
-        return float(ndtr(ahead) - math.exp(epsilon + log_ndtr(behind))) - delta
+        # the exponent is below 0, but for rounding where epsilon is large
+        return float(ndtr(ahead) - math.exp(min(0.0, epsilon + log_ndtr(behind)))) - delta
 
     classical = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
     if excess(classical) <= 0.0:
@@ -272,7 +273,7 @@ def _gaussian_multiplier(epsilon: float, delta: float) -> float:
     enough = classical
     while excess(enough) > 0.0:
         enough *= 2.0
-    return float(brentq(excess, classical, enough, xtol=1e-12))
+    return float(brentq(excess, classical, enough, xtol=1e-12 * classical))
 
 
 @dataclass(frozen=True)

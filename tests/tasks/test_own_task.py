@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -437,6 +438,11 @@ PAIRS = TensorDataset(torch.ones(4, 4), torch.zeros(4).long())
 WEIGHTED = DataLoader(PAIRS, sampler=WeightedRandomSampler([1, 1, 1, 1], 4))
 
 
+class Unsized(Dataset):
+    def __getitem__(self, row):
+        return PAIRS[row]
+
+
 class OwnBatches(BatchSampler):
     pass
 
@@ -461,6 +467,7 @@ IMAGE = {"img": torch.ones(4), "label": 1}
         (lambda: (BATCHED, None), {}, "OwnBatches, and fedhet draws them itself"),
         (lambda: (MINE, None), {}, "with a SubsetRandomSampler, and .*Subset for a part of it"),
         (lambda: (FIRST, None), {}, "with a SequentialSampler of a part of them, or with repet"),
+        (lambda: (DataLoader(Unsized()), None), {}, "DataLoader of a Unsized: .* with a length"),
         (lambda: (DRAWN, None), {}, "with a RandomSampler of a part of them, or with repetitions"),
         (lambda: ((np.ones((3, 4)), np.ones(2)), None), {}, "3 inputs and 2 targets"),
         (lambda: ((np.ones((3, 4)), np.array([0, 1, 3])), None), {}, "labels run from 0 to 3, and"),

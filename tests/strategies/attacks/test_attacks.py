@@ -85,6 +85,7 @@ def test_examples_are_changed():
     assert attack.boost == 2.0  # of four clients two replace the model
     assert Backdoor(participation=0.5, **WHO).boost == 2.0  # of two clients one
     assert Backdoor(participation=0.25, **WHO).boost == 1.0  # the only one of a round
+    assert Backdoor(participation=1e-9, **WHO).boost == 1.0  # a round has one client at least
 
 
 def test_a_backdoors_success_is_of_the_other_classes():
