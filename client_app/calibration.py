@@ -10,7 +10,8 @@ from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from fedhet.client_app.client import FederatedClient
-from fedhet.strategies.round.records import CONFIG, PARAMS, to_record, to_tensors
+from fedhet.client_app.messages import arrays_of
+from fedhet.strategies.round.records import CONFIG, to_record
 from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
 from fedhet.tasks.conformal.scores import scores_for
 from fedhet.tasks.conformal.sketch import Client, Grid
@@ -26,8 +27,7 @@ def calibrate_reply(client: FederatedClient, message: Message) -> Message:
     the grid; or of each score, by its name, how many examples every bin has, (bins + 1,).
     """
     config: dict[str, Any] = dict(message.content.config_records[CONFIG])
-    params = to_tensors(message.content.array_records[PARAMS])
-    logits, labels = client.logits([params[n].numpy() for n in client.shared_names], config)
+    logits, labels = client.logits(arrays_of(client, message), config)
     random = np.random.default_rng([client.seed, client.client_id, _SPLIT])
     own = Client.split(logits, labels, config["temperature-share"], random)
     if "temperature" not in config:

@@ -80,6 +80,8 @@ class FederatedClient(NumPyClient):
     build: Callable[[int], nn.Module] | None = None
     metrics: MetricSet | None = None  # what evaluations measure beside loss and accuracy
     compression: Compression = field(default_factory=Compression)  # of train messages
+    # what the tensors of ``personal`` begin as while there is no state, in place of the seed's
+    kept: Tensors = field(default_factory=dict)
     decoded: Received | None = None  # x, as the last message to a client of this model had it
     received: Payloads = field(default_factory=dict)
     sent: Payloads = field(default_factory=dict)
@@ -125,13 +127,26 @@ class FederatedClient(NumPyClient):
         other = copy.copy(self)
         other.client_id, other.data, other.held_out = client_id, data, held_out
         other.optimizer, other.sides, other.store = optimizer, sides, store
-        other.received, other.sent, other.state = {}, {}, {}
+        other.received, other.sent, other.state, other.kept = {}, {}, {}, {}
         if not other.model.training:
             other.model.train()
         for name, param in self._params.items():
             param.grad = None
             param.requires_grad_(self._trained[name])
         return other
+
+    def begin_as(self, kept: Tensors) -> None:
+        """Let the tensors that stay here begin as ``kept`` while they have no state."""
+        for name, value in kept.items():
+            if name not in self._initial or value.shape != self._initial[name].shape:
+                here = self._initial.get(name)
+                raise ConfigError(
+                    f"the server's initial model has {name} {tuple(value.shape)} for what stays "
+                    f"at this client, whose model has "
+                    f"{'none there' if here is None else tuple(here.shape)}: use the same code, "
+                    "task and strategy.personal everywhere"
+                )
+        self.kept = kept
 
     def shared_tensors(self) -> tuple[Tensors, Tensors]:
         """Return the tensors that travel, live: the trained ones, and the buffers."""
@@ -267,7 +282,7 @@ class FederatedClient(NumPyClient):
     def _load(self, parameters: NDArrays, state: ClientState) -> None:
         arrays = zip(self.shared_names, parameters, strict=True)
         self._put({name: torch.from_numpy(value) for name, value in arrays})
-        self._put({**self._initial, **state.get(PERSONAL, {})})
+        self._put({**self._initial, **self.kept, **state.get(PERSONAL, {})})
         for name, value in self._passing.items():
             owner, _, leaf = name.rpartition(".")
             setattr(self.model.get_submodule(owner), leaf, value.clone())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.typing import Scalar
+from flwr.common.typing import NDArrays, Scalar
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.strategies.base import ClientSide, Reply
@@ -22,6 +22,7 @@ from fedhet.strategies.round.compressed_records import (
 )
 from fedhet.strategies.round.records import (
     CONFIG,
+    KEPT,
     METRICS,
     PARAMS,
     UPDATE,
@@ -91,6 +92,7 @@ def _train(
     content, live = message.content, client.shared_tensors()
     received = received_tensors(content, client.compression, *live, client.decoded)
     anchor, record = received.pop(PARAMS), record_in(content, PARAMS, ArrayRecord)
+    client.begin_as(received.pop(KEPT, {}))
     client.received, client.decoded = received, None if record is None else (record, anchor)
     arrays, num_examples, metrics = client.train(
         [anchor[name].numpy() for name in client.shared_names], config
@@ -142,11 +144,18 @@ def evaluate_reply(client: FederatedClient, message: Message, finetune_epochs: i
     """Run ``evaluate`` on an evaluate message; the reply's "metrics" hold loss and accuracy."""
     config = config_of(message)
     config["finetune-epochs"] = finetune_epochs
-    params = to_tensors(message.content.array_records[PARAMS])
-    arrays = [params[name].numpy() for name in client.shared_names]
+    arrays = arrays_of(client, message)
     loss, num_examples, metrics = client.evaluate(arrays, config)
     row = {"partition-id": client.client_id, "num-examples": num_examples, "loss": loss}
     return Message(RecordDict({METRICS: to_metrics(row | _numbers(metrics))}), reply_to=message)
+
+
+def arrays_of(client: FederatedClient, message: Message) -> NDArrays:
+    """Return x of a message that trains nothing, as the client's methods take it."""
+    records = message.content.array_records
+    client.begin_as(to_tensors(records[KEPT]) if KEPT in records else {})
+    params = to_tensors(records[PARAMS])
+    return [params[name].numpy() for name in client.shared_names]
 
 
 def _numbers(metrics: Mapping[str, Scalar]) -> dict[str, float]:

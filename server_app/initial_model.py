@@ -1,7 +1,7 @@
 """The trained model that a run starts from (``initial_model``), in place of the seed's.
 
-Only the server reads it: the clients get what travels with the first round. What they keep for
-themselves (``strategy.personal``) begins as the seed gives it.
+Only the server reads it. The clients get what travels with every round, and what they keep for
+themselves (``strategy.personal``) with each message until they have a state of their own.
 """
 
 from __future__ import annotations
@@ -66,45 +66,51 @@ def initial_model_file(recipe: DictConfig) -> Path | None:
 
 def load_initial_model(
     recipe: DictConfig, task: AnyTask, model: nn.Module, shared: Sequence[str]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Put the tensors of the recipe's initial model into ``model``.
 
     Args:
         recipe: of the run.
         task: whose labels those of the file are compared with.
         model: as the seed gives it.
-        shared: the names that travel; no other tensor is taken.
+        shared: the names that travel.
 
     Returns:
-        What the data of the run's summary.json says of it; empty without one.
+        What the data of the run's summary.json says of it, and what the clients' own tensors begin
+        as, those that the file has; both empty without one.
 
     Raises:
-        ConfigError: if the file lacks a tensor, or has one of another shape or with NaN.
+        ConfigError: if the file lacks a tensor that travels, or has one of another shape or NaN.
     """
     file = initial_model_file(recipe)
     if file is None:
-        return {}
+        return {}, {}
     layers = TensorSelector(recipe[KEY].layers, f"{KEY}.layers")
     chosen = set(personal_names(model, layers))
+    fixed = fixed_tensors(recipe, model)
     wanted = [name for name in shared if name in chosen]
-    if not wanted:
+    personal = personal_names(model, TensorSelector(recipe.strategy.personal))
+    own = [name for name in personal if name in chosen and name not in fixed]
+    if not wanted and not own:
         raise ConfigError(
-            f"{_PATH}={file}: of the tensors that {layers.key}={layers.spec} names, none travels "
-            f"(strategy.personal={recipe.strategy.personal}), so that it would have no effect"
+            f"{_PATH}={file}: of the tensors that {layers.key}={layers.spec} names, none is "
+            f"trained (strategy.personal={recipe.strategy.personal}), so that it would have no "
+            "effect"
         )
     found, metadata = _read(file)
     _check_labels(file, metadata, task, model)
-    fixed = fixed_tensors(recipe, model)
-    theirs = _by_our_names(found, model, [*fixed, *wanted])
+    theirs = _by_our_names(found, model, [*fixed, *wanted, *own])
     if metadata.get(_FIXED) != parameters_sha256(fixed):
         here = {name: value for name, value in fixed.items() if name in chosen}
         _require_fixed(file, theirs, here, recipe)
-    tensors = _fitting(file, found, model, {n: theirs[n] for n in wanted if n in theirs}, wanted)
+    taken = {name: theirs[name] for name in (*wanted, *own) if name in theirs}
+    tensors = _fitting(file, found, model, taken, wanted or own)
     model.load_state_dict(tensors, strict=False)
     rest = len(tensors_of(model)) - len(tensors)
     others = f"; the other {rest} are those of seed={recipe.seed}" if rest else ""
     log(INFO, "The initial model has %s tensors of %s%s", len(tensors), file, others)
-    return {KEY: {"path": str(file), "sha256": file_sha256(file), "tensors": len(tensors)}}
+    kept = {name: tensors[name].contiguous() for name in own if name in tensors}
+    return {KEY: {"path": str(file), "sha256": file_sha256(file), "tensors": len(tensors)}}, kept
 
 
 def _read(file: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:

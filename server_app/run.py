@@ -144,8 +144,8 @@ class Run:
         self.has_personal = bool(personal_names(model, personal))
         self.names = shared_names(model, personal)
         self.metadata |= fixed_metadata(recipe, model)
-        if last is None:
-            self.data |= load_initial_model(recipe, self.task, model, self.names)
+        about, kept = ({}, {}) if last else load_initial_model(recipe, self.task, model, self.names)
+        self.data |= about
         server_model = server_model_of(self.task, model)
         test = self.task.test_data(self.device, channels_last=channels_last)
         at_clients = evaluates_at_clients(recipe, has_test=test is not None)
@@ -171,6 +171,7 @@ class Run:
         self.calibration = calibration_of(
             recipe, model, self.strategy.server_step.output, self.strategy.client_sides
         )
+        self.strategy.state.kept = kept
         state = model.state_dict()
         initial = {name: state[name] for name in self.names}
         self.arrays = self._restore(last) if last else to_record(initial)

@@ -12,9 +12,8 @@ The body stays at the client, with its BatchNorm statistics; it begins as the ru
 which all clients have. The clients' own models are evaluated (``evaluation.model=clients``), each
 after its last training.
 
-The paper's experiments train FedAvg on the whole model first, and then go on in this way. That
-cannot be done here: ``initial_model`` gives a run what travels, so that it would begin with
-FedAvg's head and the seed's body.
+The paper's experiments train FedAvg on the whole model first, and then go on in this way:
+``strategy=fedavg results_dir=first``, then ``strategy=lg_fedavg initial_model.path=first``.
 """
 
 from __future__ import annotations

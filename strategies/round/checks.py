@@ -10,7 +10,7 @@ from fedhet.strategies.components.compression import DOWN
 from fedhet.strategies.round.server_model import BuildsOutputModel
 from fedhet.strategies.slots import Output
 
-RESERVED_RECORDS = frozenset({"params", "config", "update", "metrics", "client"})
+RESERVED_RECORDS = frozenset({"params", "kept", "config", "update", "metrics", "client"})
 
 
 def check_sides(

@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from fedhet.strategies.base import Tensors
+
 
 @dataclass
 class ClientVersions:
@@ -26,6 +28,8 @@ class ClientVersions:
     # ``committed`` of the last checkpoint on disk, and of the one before it
     durable: dict[int, int] = field(default_factory=dict)
     durable_before: dict[int, int] = field(default_factory=dict)
+    # what a client keeps for itself begins as these tensors; those that are not here as the seed's
+    kept: Tensors = field(default_factory=dict)
 
     def commit(self, rounds: Mapping[int, int]) -> None:
         """Make the states that clients saved in these rounds their current versions."""
@@ -43,6 +47,10 @@ class ClientVersions:
         """
         self.restarted |= dict.fromkeys(keys, round)
         self.restarted_by.update(by)
+
+    def kept_by(self, client: int) -> Tensors:
+        """Return what a client's own tensors begin as; nothing once it has a state."""
+        return {} if client in self.committed else self.kept
 
     def not_lost(self, client: int) -> str | None:
         """Return why a client may not say that it has lost its state; None: it may."""

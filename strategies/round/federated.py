@@ -6,6 +6,8 @@ sampler -> cohort
 "update" (y_i - x), "<payload>" of every ClientSide.end, "metrics"  <---
 validate, sort by client id -> transforms -> aggregator -> Delta -> server optimiser -> x;
 then reduce() of every ServerSide; output -> the model that is evaluated and stored
+
+With ``initial_model`` a client without a state also gets "kept", what its own tensors begin as.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ from fedhet.strategies.round.messages import (
     timeout_of,
 )
 from fedhet.strategies.round.records import (
+    KEPT,
     mean_metrics,
     mean_scores,
     personal_scores,
@@ -285,15 +288,18 @@ class FederatedStrategy(KeepsArguments, Strategy):
     def restore(self, state: StrategyState) -> None:
         """Continue after ``state.round`` when ``start`` is called next."""
         self.state, self._resumed_after = state, state.round
+        self.state.kept = self.state.tensors.get(KEPT, {})
         self.state.mark_durable()
 
     def snapshot(self) -> StrategyState:
         """Return the state to ``restore``, together with the params of the last finished round."""
         tensors = self.server_step.state_dict()
+        if self.state.kept:
+            tensors = {**tensors, KEPT: self.state.kept}
         if isinstance(self._clients, SimulatedClients):
             self.state.in_flight = self._clients.state()
             tensors |= self._clients.tensors()
-        return replace(copy.deepcopy(replace(self.state, tensors={})), tensors=tensors)
+        return replace(copy.deepcopy(replace(self.state, tensors={}, kept={})), tensors=tensors)
 
     @property
     def num_clients(self) -> int:

@@ -15,7 +15,7 @@ from fedhet.strategies.base import Payloads, RefusedReplyError, Tensors
 from fedhet.strategies.round.client_versions import ClientVersions
 from fedhet.strategies.round.compressed_records import Downlink
 from fedhet.strategies.round.decoder import content_of
-from fedhet.strategies.round.records import CONFIG, PARAMS, no_reply, with_senders
+from fedhet.strategies.round.records import CONFIG, KEPT, PARAMS, no_reply, to_record, with_senders
 from fedhet.strategies.slots import Schedule
 
 TIMEOUT, NUM_ROUNDS = "timeout-seconds", "num-rounds"  # in the clients' config
@@ -56,6 +56,7 @@ class MessageWriter:
                 if id(tensors) not in records:
                     records[id(tensors)] = (tensors, self.downlink.payload(name, tensors, round))
                 content[name] = records[id(tensors)][1]
+            self._add_kept(content, client, records)
             content[CONFIG] = self._config(common, client, self.downlink.config(payloads))
             messages[client] = self._message(content, MessageType.TRAIN, client, common)
         return messages
@@ -70,10 +71,21 @@ class MessageWriter:
     ) -> dict[int, Message]:
         """Return messages with a model alone, by client."""
         common, messages = self._common(round, more), {}
+        records: dict[int, tuple[Tensors, ArrayRecord]] = {}
         for client in clients:
             content = RecordDict({PARAMS: arrays, CONFIG: self._config(common, client, {})})
+            self._add_kept(content, client, records)
             messages[client] = self._message(content, message_type, client, common)
         return messages
+
+    def _add_kept(
+        self, content: RecordDict, client: int, records: dict[int, tuple[Tensors, ArrayRecord]]
+    ) -> None:
+        """Add what the client's own tensors begin as; ``records`` has what was serialised."""
+        if kept := self.versions.kept_by(client):
+            if id(kept) not in records:
+                records[id(kept)] = (kept, to_record(kept))
+            content[KEPT] = records[id(kept)][1]
 
     def _common(self, round: int, more: ConfigRecord) -> ConfigRecord:
         """Return what all clients' configs of a round have: Flower checks every entry."""

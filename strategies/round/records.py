@@ -14,6 +14,7 @@ from fedhet.strategies.round.array_codec import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
 COLUMNS, CATEGORIES = "columns", "categories"  # of a table that sites fit together
+KEPT = "kept"  # what a client keeps for itself begins as these tensors, not as the seed's
 STATISTICS = "statistics"  # asks for those of the columns, and not for the registration
 PERSONAL_SCORE = "personal-"  # prefix of the scores of a client's own model
 

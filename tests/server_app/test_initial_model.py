@@ -29,7 +29,7 @@ def loaded():
         task = task_of(recipe)
         model = task.build_model(int(recipe.seed))
         shared = shared_names(model, TensorSelector(recipe.strategy.personal))
-        about = load_initial_model(recipe, task, model, shared)
+        about, _ = load_initial_model(recipe, task, model, shared)
         return tensors_of(model), about
 
     return load
@@ -52,12 +52,50 @@ def test_the_named_tensors_are_the_files_and_the_others_the_seeds(loaded, traine
     assert all(torch.equal(value, theirs[name]) for name, value in found.items())
     assert about["initial_model"]["tensors"] == len(theirs)
     ours, _ = loaded()
-    for words in (["initial_model.layers='body.*'"], ["strategy=fedper"]):
-        found, _ = loaded(f"initial_model.path={path}", *words)
-        for name, value in found.items():
-            source = theirs if name.startswith("body.") else ours
-            assert torch.equal(value, source[name])
-        assert not torch.equal(found["head.weight"], theirs["head.weight"])
+    found, _ = loaded(f"initial_model.path={path}", "initial_model.layers='body.*'")
+    for name, value in found.items():
+        source = theirs if name.startswith("body.") else ours
+        assert torch.equal(value, source[name])
+    assert not torch.equal(found["head.weight"], theirs["head.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        (["strategy=fedper", "evaluation.clients=true"], ""),
+        (["strategy=lg_fedavg", "evaluation.clients=true"], ""),
+        (["strategy=local", "evaluation.clients=true"], ""),
+        (["strategy=fedper", "strategy/secure_aggregation=secagg_plus"], ""),
+        (["strategy=fedper", "initial_model.layers='body.*'"], "body."),
+        (["strategy=lg_fedavg", "initial_model.layers='head.*'"], "head."),
+    ],
+    ids=str,
+)
+def test_what_clients_keep_begins_as_the_file_has_it(words, taken, loaded, trained, tmp_path):
+    """Steps of 1e-30 move nothing: every score is of the model that a run began with.
+
+    The run is resumed without the file, when most clients have not trained.
+    """
+    theirs, path = trained
+    recipe = compose_overrides((*TINY, "clients=6", "partition=iid"))
+    task, ours = task_of(recipe), loaded()[0]
+    model = task.build_model(0)
+    begun = {n: v if n.startswith(taken) else ours[n] for n, v in theirs.items()}
+    model.load_state_dict(begun)
+    _, expected = evaluate_model(model, task.test_data(torch.device("cpu")), task.loss)
+    words = [*words, "clients=6", "participation=0.5", "local.lr=1e-30", "partition=iid"]
+    run, begin = tmp_path / "run", f"initial_model.path={path}"
+    for more in (["rounds=1", begin], ["rounds=3", "resume=true", begin]):
+        run_recipe(run, *TINY, *words, *more, clients=6)
+        path.unlink(missing_ok=True)
+    rows = read_rows(run / "metrics.jsonl")
+    assert [row["personal_test_accuracy"] for row in rows[1:]] == [pytest.approx(expected)] * 3
+    assert len({client for row in rows[1:] for client in row["clients"]}) > 3
+    if "evaluation.clients=true" in words:  # at all six, on the examples of each
+        every = [evaluate_model(model, task.client_data(c)[0], task.loss)[1] for c in range(6)]
+        mean = pytest.approx(sum(every) / 6)  # of as many examples each
+        assert [row["client_accuracy"] for row in rows[1:]] == [mean] * 3
 
 
 @pytest.mark.slow
@@ -109,8 +147,8 @@ def test_what_is_not_this_runs_model_is_refused(loaded, trained, tmp_path):
         (["model.ckpt"], "a model is a .safetensors file, or a state_dict"),
         (["nothing.pt"], "there is no such file here; name the folder of a completed run"),
         (["."], "the folder has no model.safetensors"),
-        (["trained.safetensors", "strategy=local"], "none travels"),
-        (["trained.safetensors", "strategy=fedper", "initial_model.layers='head.*'"], "none trav"),
+        (["trained.safetensors", "strategy=fedbabu", "initial_model.layers='head.*'"], "none is t"),
+        (["lacks.safetensors", "strategy=local", "initial_model.layers='head.w*'"], "it lacks"),
         (["trained.safetensors", "initial_model.layers=nothing"], "selects none of the model's"),
     ):
         with pytest.raises(ConfigError, match=reason):
