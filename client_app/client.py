@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +49,7 @@ from fedhet.strategies.round.client_snapshots import FILE, load_trained
 from fedhet.strategies.round.compressed_records import Received
 from fedhet.tasks.evaluation import class_accuracies, classifies, evaluate_model, logits_of
 from fedhet.tasks.metrics import MetricSet
+from fedhet.tasks.models.attributes import PlainAttributes
 
 PERSONAL = "personal"  # entry of the client state: the tensors that are never sent
 
@@ -108,8 +108,7 @@ class FederatedClient(NumPyClient):
             for name, value in self.model.named_buffers()
             if name not in self._tensors
         }
-        self._attributes: list[tuple[dict[str, Any], str, Any]]
-        self._attributes = getattr(self.model, "kept_attributes", list)()
+        self._attributes = PlainAttributes(self.model.modules())
 
     def rebind(
         self,
@@ -286,8 +285,7 @@ class FederatedClient(NumPyClient):
         for name, value in self._passing.items():
             owner, _, leaf = name.rpartition(".")
             setattr(self.model.get_submodule(owner), leaf, value.clone())
-        for variables, name, value in self._attributes:
-            variables[name] = value.clone() if isinstance(value, Tensor) else value
+        self._attributes.put_back()
 
     def _load_known(self, parameters: NDArrays, config: dict[str, Scalar]) -> ClientState:
         """Load ``parameters`` and the committed client state; return the state."""

@@ -126,7 +126,10 @@ def _scored(
         _, logits = model(inputs)
         if metrics is not None:
             metrics.update(logits, labels)
-        yield loss(logits, labels), decide(logits, labels), labels
+        mean = loss(logits, labels)
+        if mean.dtype == torch.float16:  # whose sum over some 20,000 labels is Inf
+            mean = mean.float()
+        yield mean, decide(logits, labels), labels
 
 
 def _counted(labels: Tensor) -> int | Tensor:

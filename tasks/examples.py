@@ -131,6 +131,11 @@ class Examples:
 
     def _check(self, targets: Tensor) -> None:
         """Refuse labels that are no whole numbers, or none of the classes'."""
+        if targets.is_complex():
+            raise ConfigError(
+                f"the targets are {targets.dtype}: give their real and imaginary parts as two "
+                "values (torch.view_as_real)"
+            )
         if self.kind == "regression":
             _require_finite(targets.float())
         if self.kind == "regression" or targets.numel() == 0:
@@ -192,7 +197,8 @@ class _Arrays:
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         chosen = chosen.to(self.inputs.device)
         inputs = self.inputs[chosen]
-        return inputs if inputs.is_floating_point() else inputs.long(), self._targets[chosen]
+        whole = not (inputs.is_floating_point() or inputs.is_complex())
+        return inputs.long() if whole else inputs, self._targets[chosen]
 
 
 class _Dataset:
@@ -248,7 +254,9 @@ class _Dataset:
 
 
 def _single(inputs: Tensor) -> Tensor:
-    """Return floating-point inputs in float32; a model of another type casts them."""
+    """Return inputs in float32 or complex64; a model of another type casts the former."""
+    if inputs.is_complex():
+        return inputs.to(torch.complex64)
     return inputs.float() if inputs.is_floating_point() else inputs
 
 
@@ -262,8 +270,11 @@ def _reader(
         inputs, targets = _numbers("inputs", given[0]), _numbers("targets", given[1])
         check(targets)
         return _Arrays(inputs, targets)
-    if isinstance(given, IterableDataset | Mapping) or not (
-        hasattr(given, "__getitem__") and hasattr(given, "__len__")
+    # a data frame's items are columns
+    if (
+        isinstance(given, IterableDataset | Mapping)
+        or hasattr(given, "iloc")
+        or not (hasattr(given, "__getitem__") and hasattr(given, "__len__"))
     ):
         raise ConfigError(
             f"the data function gave a {type(given).__name__}: it must give a tuple of arrays "
@@ -293,14 +304,15 @@ def _numbers(what: str, given: Any) -> Tensor:
         values = _of_frame(given) if hasattr(given, "iloc") else np.asarray(given)
     except ValueError as error:
         raise ConfigError(f"the {what} cannot be made an array: {error}") from None
-    if values.ndim == 0 or values.dtype.kind not in "biuf":
+    if values.ndim == 0 or values.dtype.kind not in "biufc":
         raise ConfigError(
             f"the {what} are of the type {type(given).__name__} with elements of the type "
             f"{values.dtype}: they must be numbers in an array or list of n examples (labels of C "
             "classes: 0 to C - 1)"
         )
-    if values.dtype.itemsize > 8:  # longdouble, which torch lacks
-        values = values.astype(np.float64)
+    widest = np.dtype(np.complex128 if values.dtype.kind == "c" else np.float64)
+    if values.dtype.itemsize > widest.itemsize:  # longdouble, which torch lacks
+        values = values.astype(widest)
     backwards = any(stride < 0 for stride in values.strides)  # torch has neither
     if backwards or not values.dtype.isnative:
         values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))

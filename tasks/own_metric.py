@@ -44,16 +44,25 @@ class OwnMetric:
     def value(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
         """Return the number over all examples; NaN or Inf, of which the log warns once, is none.
 
+        A ValueError or an ArithmeticError of the function is NaN, too: the examples of a site may
+        have no such number, as those of one class have no area under the curve.
+
         The function gets tensors of its own on the CPU, which it may change.
 
         Raises:
             ConfigError: if the function returns no number.
         """
         outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        value = self._number(self._function(outputs, targets))
+        count, why = len(targets), ""  # the function may change them
+        found: Any = math.nan
+        try:
+            found = self._function(outputs, targets)
+        except (ValueError, ArithmeticError) as error:
+            why = f", by a {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        value = self._number(found)
         if not math.isfinite(value) and not self._has_warned:
-            text = "%s is %s on %s examples: rows go without it where it is not finite"
-            getLogger("flwr").log(WARNING, text, self._start, value, len(targets))
+            text = "%s is %s on %s examples%s: rows go without it where it is not finite"
+            getLogger("flwr").log(WARNING, text, self._start, value, count, why)
             self._has_warned = True
         return value
 

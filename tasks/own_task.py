@@ -182,13 +182,13 @@ class OwnTask(Measured, Partitioned):
         if self.config.class_names is not None:
             return len(self.config.class_names)
         head = self._built[0]
-        outputs = getattr(head, "out_features", getattr(head, "out_channels", None))
+        outputs = _outputs_of(head)
         if outputs is None:
             raise ConfigError(
                 f"task.num_classes=null: a {type(head).__name__} does not tell how many classes "
                 "the model has: set it"
             )
-        return int(outputs)
+        return outputs
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
@@ -370,8 +370,17 @@ class OwnTask(Measured, Partitioned):
     @cached_property
     def _built(self) -> tuple[torch.nn.Module, int]:
         """Return the head of a model built once, and how many tensors it has."""
-        model = self.build_model(0)
-        return model.get_submodule("head"), model.classifier_tensors
+        model, config = self.build_model(0), self.config
+        head = model.get_submodule("head")
+        if config.kind == "classification" and config.classifier is None and config.class_names:
+            outputs, classes = _outputs_of(head), len(config.class_names)
+            if outputs not in (None, classes):
+                raise ConfigError(
+                    f"task.classifier=null takes the model's last linear layer for its classifier, "
+                    f"{getattr(model, 'classifier', 'head')}, which has {outputs} outputs for "
+                    f"{classes} classes: name the module that makes the logits"
+                )
+        return head, model.classifier_tensors
 
     def _known_to_models(self) -> dict[str, Any]:
         """Return what a model function can ask for, by the names of its parameters."""
@@ -510,6 +519,12 @@ class OwnTask(Measured, Partitioned):
             device=device,
             channels_last=channels_last,
         )
+
+
+def _outputs_of(head: torch.nn.Module) -> int | None:
+    """Return how many outputs a classifier has; None if it does not tell."""
+    outputs = getattr(head, "out_features", getattr(head, "out_channels", None))
+    return None if outputs is None else int(outputs)
 
 
 def _needs(function: Function | None, parameter: str) -> bool:

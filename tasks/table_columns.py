@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING, getLogger
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # pandas and scikit-learn take a second to import
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 KEY = "task.data_options"
+_WHOLE = re.compile(r"^(-?\d+)\.0$")
 
 
 @dataclass(frozen=True)
@@ -310,13 +312,15 @@ def _seconds(column: Series[Any]) -> Series[Any]:
 def _categories(column: Series[Any]) -> NDArray[Any]:
     """Return a column (n,) as text, None where a value is missing.
 
-    A whole number is the same category with and without missing values beside it, for which pandas
-    makes it a 1.0.
+    A whole number is the same category with and without missing values beside it, where programs
+    write 1.0.
     """
     from pandas.api.types import is_float_dtype
 
     texts = _texts(column)
-    if is_float_dtype(column):
+    if not is_float_dtype(column):  # the text of a CSV file
+        texts[:] = [text and _WHOLE.sub(r"\1", text) for text in texts]
+    else:
         numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
         whole = np.isfinite(numbers) & (numbers == np.floor(numbers))
         texts[whole] = [str(int(number)) for number in numbers[whole]]

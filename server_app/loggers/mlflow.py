@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from fedhet.common.results import COMPLETED, STOPPED
 from fedhet.server_app.loggers import LoggedRun, Row, require_package, scalars
 
 _PARAMS_AT_ONCE = 100  # MLflow's limit for a request
+_LONGEST = 250  # characters of a name
 _IN_EVERY_ROW = "elapsed_seconds"
 
 
@@ -69,7 +71,11 @@ class MLflow:
         tags = {name: str(run.about[name]) for name in ("strategy", "task")}
         tags["results_dir"] = str(run.folder)
         made = self._client.create_run(experiment, run_name=run.folder.name, tags=tags)
-        params = [self._entities.Param(name, str(value)) for name, value in _leaves(run.config)]
+        # the paper's tables change nothing in the run
+        settings = {name: value for name, value in run.config.items() if name != "paper"}
+        params = [
+            self._entities.Param(_allowed(name), str(value)) for name, value in _leaves(settings)
+        ]
         for first in range(0, len(params), _PARAMS_AT_ONCE):
             part = params[first : first + _PARAMS_AT_ONCE]
             self._client.log_batch(made.info.run_id, params=part)
@@ -77,8 +83,16 @@ class MLflow:
 
     def _log_metrics(self, figures: Mapping[str, float], step: int) -> None:
         now = int(1000 * time.time())
-        metrics = [self._entities.Metric(name, value, now, step) for name, value in figures.items()]
+        metrics = [
+            self._entities.Metric(_allowed(name), value, now, step)
+            for name, value in figures.items()
+        ]
         self._client.log_batch(self._run_id, metrics=metrics)
+
+
+def _allowed(name: str) -> str:
+    """Return a name with _ for what MLflow has in none, such as the quote in a class's name."""
+    return re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)[:_LONGEST]
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

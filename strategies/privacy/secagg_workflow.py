@@ -43,6 +43,7 @@ from fedhet.strategies.privacy import secagg_shares as shares
 from fedhet.strategies.privacy.reply_vector import Vector
 from fedhet.strategies.privacy.secagg_wire import SecAggWire
 
+LEAST = 3  # from a sum of two, each client knows the other's part
 _LONGEST = 4096  # bytes of an encrypted pair of shares; Flower's has about 600
 Masked = NDArray[np.uint32]
 
@@ -179,6 +180,8 @@ class SecureSum:
         }
         stage = Stage.COLLECT_MASKED_VECTORS
         vectors = self.wire.ask(stage, asked, read, contents)
+        if len(vectors) < LEAST:
+            raise NoSumError(self._too_few(stage, len(vectors)))
         self._require(stage, vectors)
         return vectors
 
@@ -253,7 +256,7 @@ class SecureSum:
     ) -> Vector:
         """Return the mean of the vectors of the nodes that have not failed."""
         summed = sorted(vectors.keys() - failed)
-        if len(summed) < self.threshold:
+        if len(summed) < max(self.threshold, LEAST):
             raise NoSumError(f"the shares of {len(failed)} clients do not give their secrets")
         for node in failed:
             self.wire.lost[node] = "the shares of its secret do not give the secret"
@@ -298,7 +301,7 @@ class SecureSum:
         for node in self.wire.lost.keys() & self.neighbours.keys():
             self._leave_out(node)
         left = len(self.neighbours)
-        while self.neighbours:
+        while len(self.neighbours) >= LEAST:
             node = min(sorted(self.neighbours), key=lambda one: len(self.neighbours[one]))
             sharing = len(self.neighbours[node])
             if sharing >= self.threshold:
@@ -321,7 +324,7 @@ class SecureSum:
 
     def _too_few(self, stage: str, left: int) -> str:
         return (
-            f"after {stage.replace('_', ' ')!r} {left} clients were left, "
+            f"after {stage.replace('_', ' ')!r} {left} clients were left: a sum needs {LEAST}, "
             f"and each needs {self.threshold} of the clients it shares with, itself included "
             "(strategy.secure_aggregation.reconstruction_threshold)"
         )

@@ -60,7 +60,7 @@ from fedhet.strategies.privacy.secagg_shares import (
     take_ciphertexts,
 )
 from fedhet.strategies.privacy.secagg_wire import SecAggWire, error_reply
-from fedhet.strategies.privacy.secagg_workflow import NoSumError, SecureSum
+from fedhet.strategies.privacy.secagg_workflow import LEAST, NoSumError, SecureSum
 from fedhet.strategies.privacy.seeded_rng import seeded_numpy
 from fedhet.strategies.round.records import METRICS, PARAMS, UPDATE, to_metrics, to_record
 from fedhet.strategies.round.tensor_decoder import check_finite
@@ -68,7 +68,6 @@ from fedhet.strategies.round.tensor_decoder import check_finite
 KEY = "strategy/secure_aggregation"
 _MODULUS = 1 << 32  # of Flower's masks
 _FINEST = 30  # bits: Flower rounds to 32-bit integers
-LEAST = 3  # from a sum of two, each client knows the other's part
 
 
 @dataclass(frozen=True)

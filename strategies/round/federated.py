@@ -35,7 +35,8 @@ from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import ClientSystem
 from fedhet.strategies.privacy.checks import check_privacy, reply_layout
 from fedhet.strategies.privacy.reply_vector import require_no_buffers
-from fedhet.strategies.privacy.secure_aggregation import LEAST, SecAggPlus
+from fedhet.strategies.privacy.secagg_workflow import LEAST
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.robust.checks import check_robust
 from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.asynchronous import SimulatedClients

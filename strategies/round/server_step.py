@@ -354,7 +354,7 @@ class ServerStep:
 
 
 def _require_like(slot: str, part: object, found: Any, least: Tensors, most: Tensors) -> None:
-    """Refuse what a part gives, if it is no tensors by name, of ``least`` or more, of their shapes.
+    """Refuse what a part gives, if it is no tensors by name, of ``least`` or more, like these.
 
     Raises:
         ConfigError: names the part and the tensor.
@@ -371,6 +371,11 @@ def _require_like(slot: str, part: object, found: Any, least: Tensors, most: Ten
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ConfigError(f"{start} {name!r} as {what}: it must be a tensor of shape {shape}")
+        if value.dtype != most[name].dtype:
+            raise ConfigError(
+                f"{start} {name!r} as {value.dtype}: it must be {most[name].dtype}, as in the model "
+                "(value.to(x.dtype))"
+            )
 
 
 def _require_finite(what: str, model: Tensors, replies: Sequence[Reply], round: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedhet.common.errors import ConfigError
+from fedhet.tasks.models.attributes import FROZEN
 from fedhet.tasks.models.model import refuse_integers
 
 BODY, HEAD = "body", "head"
@@ -86,19 +87,6 @@ class WrappedModel(nn.Module):
         """Return tensors by the names that the user's network has for them."""
         return {own_name(name, self.classifier): value for name, value in tensors.items()}
 
-    def kept_attributes(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """Return tensors, numbers and None in plain attributes: owner's ``vars``, name, value.
-
-        What forward writes there would pass from one client to the next.
-        """
-        return [
-            (vars(module), name, value.clone() if isinstance(value, Tensor) else value)
-            for module in self.modules()
-            for name, value in vars(module).items()
-            if isinstance(value, Tensor | int | float | None)
-            and name not in ("training", *getattr(module, FROZEN, ()))
-        ]
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move frozen tensors, too, which are no parameters any more."""
         for module in self.modules():
@@ -131,9 +119,6 @@ def last_layer(network: nn.Module) -> str:
         f"the model {type(network).__name__} has no linear layer or convolution to take as its "
         "classifier: name the module that makes its outputs (task.classifier)"
     )
-
-
-FROZEN = "_fedhet_frozen"
 
 
 class _Place(nn.Module):

@@ -249,3 +249,19 @@ def test_mlflow_takes_figures_that_are_no_numbers(tmp_path):
     logger.log({"round": 1, "loss": math.nan, "train_loss": math.inf, "elapsed_seconds": 1.0})
     run = logger._client.get_run(logger._run_id)
     assert math.isnan(run.data.metrics["loss"])
+
+
+def test_mlflow_has_names_that_it_would_refuse_with_underlines(tmp_path):
+    pytest.importorskip("mlflow.tracking", reason="the extra `mlflow` is not installed")
+    from fedhet.server_app.loggers.mlflow import MLflow
+
+    run = logged_run(tmp_path)
+    run.config["paper"] = {"columns": {"VGG-11, alpha 0.1": {"partition.alpha": 0.1}}}
+    run.config["task"] = {"data_options": {"Größe (cm)": 1, "a" * 300: 2}}
+    logger = MLflow(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    logger.start(run)
+    logger.log({"round": 1, "recall/St. John's wort": 0.5, "elapsed_seconds": 1.0})
+    data = logger._client.get_run(logger._run_id).data
+    assert data.metrics["recall/St. John_s wort"] == 0.5
+    assert data.params["task.data_options.Gr__e _cm_"] == "1"
+    assert not any(name.startswith("paper") for name in data.params)

@@ -38,6 +38,10 @@ def spoils(outputs, targets):
     return float(outputs.zero_().sum() + targets.zero_().sum())
 
 def undefined(outputs, targets): return float("nan")
+def one_class(outputs, targets):
+    if len(targets.unique()) < 2:
+        raise ValueError("only one class")
+    return 0.75
 def nothing(outputs, targets): return None
 def several(outputs, targets): return outputs
 def text(outputs, targets): return "0.5"
@@ -163,6 +167,18 @@ def test_a_value_that_is_not_finite_is_left_out_and_warned_of_once(caplog):
         assert collected.compute() == {}
     (line,) = [one for one in caplog.messages if "undefined is nan on 4 examples" in one]
     assert "rows go without it" in line
+
+
+@pytest.mark.slow
+def test_a_site_whose_examples_have_no_such_number_trains_like_the_others(tmp_path, caplog):
+    """One class a client: the server alone has the number, and the log says why they have none."""
+    words = [*WORDS, "clients=10", "partition=pathological", "partition.classes=1"]
+    run_recipe(tmp_path, *words, "evaluation.metrics=[mine.metrics:one_class]", clients=10)
+    *_, last = read_rows(tmp_path / "metrics.jsonl")
+    assert (last["one_class"], len(last["clients"]), last["failures"]) == (0.75, 10, [])
+    assert not {"received_one_class", "client_one_class"} & last.keys()
+    assert "one_class is nan on" in caplog.text
+    assert "by a ValueError: only one class: rows go without it" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,13 @@ def test_a_whole_number_is_the_same_category_beside_a_missing_value():
         [0, 0, 0, 1, 0, 0],
         [0, 0, 1, 0, 0, 1],
     ]
+    text = pandas.DataFrame({"ward": ["2.0", "2.05", None], "grade": ["2", "-1.0", "1.5"]})
+    text["y"] = ["0.0", "1.0", "2.0"]  # a CSV file's columns of numbers
+    assert columns.arrays(text)[0].tolist() == [
+        [0, 1, 0, 0, 0, 1],
+        [0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+    ]
 
 
 def test_a_negative_class_is_found_as_programs_write_it_too(tmp_path):

@@ -201,6 +201,20 @@ def test_without_a_sum_the_model_stays_and_the_reason_is_said(tamper, reason):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", [*ANSWERS.values()])
+def test_two_clients_are_never_summed_alone(stage):
+    """From the sum and its own part each would know the other's; two of three share every key."""
+    strategy = FedAvg(secure_aggregation=SECURE)
+    found, reports = train(strategy, rounds=1, data=blobs(3), tamper=losing((1, stage)))
+    if stage == Stage.UNMASK:  # its vector is in the sum already
+        assert list(reports[-1].clients) == [0, 1, 2]
+        return
+    start = Biasless().state_dict()
+    assert_close(found, {name: start[name] for name in found}, atol=0.0)
+    assert any("2 clients were left: a sum needs 3" in one for one in reports[-1].failures)
+
+
+@pytest.mark.slow
 def test_a_round_to_which_nobody_came_has_no_sum():
     layout = Layout({"w": (2,)}, {}, {}, frozenset(), "clients", 50)
     exchanged = SecAggPlus(max_examples=50).exchange(Mock(), {}, layout, 1, 1.0)

@@ -399,6 +399,10 @@ class Wrong(WeightedMean):
             lambda delta: {name: value.sum() for name, value in delta.items()},
             r"as \(\): it must be",
         ),
+        (
+            lambda delta: {name: value.half() for name, value in delta.items()},
+            r"'head\.weight' as torch\.float16: it must be torch\.float64",
+        ),
     ],
 )
 def test_what_an_aggregator_gives_is_checked(change, message):
@@ -546,12 +550,13 @@ def test_partial_participation_restarts_every_client_once_and_drift_sums_restart
 @pytest.mark.slow
 def test_a_secure_sum_reports_a_lost_state():
     strategy = SCAFFOLD(local_lr=0.05, secure_aggregation=SecAggPlus(max_examples=50))
-    three = [*closed_forms.clients(), closed_forms.clients()[0]]
+    clients = [*closed_forms.clients(), *closed_forms.clients()]  # three remain: fewer are no sum
+    fresh = {client: ContextStateStore(RecordDict()) for client in (2, 3)}
     how = {
-        "stores": {**stores(1), 2: ContextStateStore(RecordDict())},
+        "stores": {**stores(1), **fresh},
         "options": closed_forms.STEPS,
     }
-    federate(strategy, three, model=partial(Regression, 2), rounds=5, **how)
+    federate(strategy, clients, model=partial(Regression, 2), rounds=5, **how)
     assert strategy.state.restarted == RESTARTED
 
 

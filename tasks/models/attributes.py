@@ -1,0 +1,72 @@
+"""What a network's modules hold in plain attributes, beside parameters and buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+FROZEN = "_fedhet_frozen"  # of a module: the attributes that hold its frozen tensors
+_OF_TORCH = vars(nn.Module()).keys()
+_VALUES = (int, float, complex, str, bytes, type(None))
+
+
+class PlainAttributes:
+    """The plain attributes of modules, to be put back as they were.
+
+    What forward writes there, such as the hidden state of a recurrent network, would pass from one
+    client to the next. Plain are tensors, arrays, numbers, texts, None, and containers of these;
+    parameters, modules and other objects are left alone.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._kept: list[tuple[dict[str, Any], frozenset[str], dict[str, Any]]] = []
+        for module in modules:
+            variables = vars(module)
+            hidden = {*_OF_TORCH, *getattr(module, FROZEN, ())}
+            plain = {
+                name: _copied(value)
+                for name, value in variables.items()
+                if name not in hidden and _is_plain(value)
+            }
+            self._kept.append((variables, frozenset(variables), plain))
+
+    def put_back(self) -> None:
+        """Undo what has changed in them, and remove those that have come since."""
+        for variables, known, plain in self._kept:
+            for name in [one for one in variables if one not in known]:
+                if _is_plain(variables[name]):
+                    del variables[name]
+            variables.update({name: _copied(value) for name, value in plain.items()})
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, nn.Parameter):
+        return False
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, tuple | list | deque | set):
+        return all(map(_is_plain, value))
+    return isinstance(value, (Tensor, np.ndarray, *_VALUES))
+
+
+def _copied(value: Any) -> Any:
+    """Return a plain value that shares no tensor, array or container with it."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, tuple):
+        items = [_copied(one) for one in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    if isinstance(value, _VALUES):
+        return value
+    new = copy.copy(value)
+    if isinstance(value, dict | list | deque):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            new[key] = _copied(one)
+    return new
