@@ -257,13 +257,14 @@ class ServerStep:
         for side in self.sides.values():
             side.reduce(total, update, cohort)
         moved = {name: tensors[name] + changes.get(name, c) for name, c in total.buffers.items()}
-        new = {**tensors, **stepped, **moved}
+        new = _typed_as(tensors, {**tensors, **stepped, **moved})
         output_model = self.output(params, update, stepped, kept)
         if isinstance(self.output, BuildsOutputModel):
             self.output_model = output_model
         else:
             _require_like("strategy/output", self.output, output_model, {}, tensors)
-            self.output_model = None if output_model is stepped else {**new, **output_model}
+            same = output_model is stepped
+            self.output_model = None if same else _typed_as(tensors, {**new, **output_model})
         for what, model in (("new", new), (OUTPUT, self.output_model or {})):
             _require_finite(what, model, known, round)
         return new
@@ -354,7 +355,7 @@ class ServerStep:
 
 
 def _require_like(slot: str, part: object, found: Any, least: Tensors, most: Tensors) -> None:
-    """Refuse what a part gives, if it is no tensors by name, of ``least`` or more, like these.
+    """Refuse what a part gives, if it is no tensors by name, of ``least`` or more, of their shapes.
 
     Raises:
         ConfigError: names the part and the tensor.
@@ -371,11 +372,11 @@ def _require_like(slot: str, part: object, found: Any, least: Tensors, most: Ten
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ConfigError(f"{start} {name!r} as {what}: it must be a tensor of shape {shape}")
-        if value.dtype != most[name].dtype:
-            raise ConfigError(
-                f"{start} {name!r} as {value.dtype}: it must be {most[name].dtype}, as in the model "
-                "(value.to(x.dtype))"
-            )
+
+
+def _typed_as(tensors: Tensors, model: Tensors) -> dict[str, Tensor]:
+    """Return a model in the types of ``tensors``: slots may compute in wider ones."""
+    return {name: value.to(tensors[name].dtype) for name, value in model.items()}
 
 
 def _require_finite(what: str, model: Tensors, replies: Sequence[Reply], round: int) -> None:

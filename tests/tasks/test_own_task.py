@@ -610,7 +610,7 @@ def test_the_loss_of_thousands_of_examples_is_finite_in_float16():
     model = WrappedModel(nn.Sequential(nn.Linear(1, 2, dtype=torch.float16)))
     nn.init.zeros_(model.head.bias)
     loss, _ = evaluate_model(model, examples, loss_of("classification", None))
-    assert loss == pytest.approx(np.log(2), rel=1e-3)
+    assert loss == pytest.approx(np.log(2), rel=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

@@ -399,15 +399,24 @@ class Wrong(WeightedMean):
             lambda delta: {name: value.sum() for name, value in delta.items()},
             r"as \(\): it must be",
         ),
-        (
-            lambda delta: {name: value.half() for name, value in delta.items()},
-            r"'head\.weight' as torch\.float16: it must be torch\.float64",
-        ),
     ],
 )
 def test_what_an_aggregator_gives_is_checked(change, message):
     with pytest.raises(ConfigError, match=message):
         run(FederatedStrategy(aggregator=Wrong(change)), rounds=1)
+
+
+def test_a_slot_may_compute_in_float64_and_the_model_keeps_its_type():
+    wide = Wrong(lambda delta: {name: value.double() for name, value in delta.items()})
+    single = [TensorBatches(one.inputs.float(), one.labels.float()) for one in clients()]
+    found = []
+    for aggregator in (WeightedMean(), wide):
+        strategy = FederatedStrategy(aggregator=aggregator)
+        params, reports = run(strategy, single, model=lambda: Regression(2).float())
+        assert {value.dtype for value in params.values()} == {torch.float32}
+        assert [report.bytes_down for report in reports[1:]] == [reports[1].bytes_down] * 3
+        found.append(params)
+    torch.testing.assert_close(*found)
 
 
 def test_a_weighting_that_there_is_not_is_refused():
