@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError
+from fedhet.tasks.models.attributes import FROZEN
 from fedhet.tasks.models.frozen import Frozen
 from fedhet.tasks.models.lora import add_adapters, merge_adapters
-from fedhet.tasks.models.wrapped import FROZEN, WrappedModel, last_layer, own_name
+from fedhet.tasks.models.wrapped import WrappedModel, last_layer, own_name
 
 
 def frozen_sha256(model: nn.Module) -> str:
