@@ -48,10 +48,6 @@ class ClientVersions:
         self.restarted |= dict.fromkeys(keys, round)
         self.restarted_by.update(by)
 
-    def kept_by(self, client: int) -> Tensors:
-        """Return what a client's own tensors begin as; nothing once it has a state."""
-        return {} if client in self.committed else self.kept
-
     def not_lost(self, client: int) -> str | None:
         """Return why a client may not say that it has lost its state; None: it may."""
         if client not in self.committed:

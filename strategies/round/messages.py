@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from logging import WARNING
 from typing import Any
 
@@ -56,7 +57,6 @@ class MessageWriter:
                 if id(tensors) not in records:
                     records[id(tensors)] = (tensors, self.downlink.payload(name, tensors, round))
                 content[name] = records[id(tensors)][1]
-            self._add_kept(content, client, records)
             content[CONFIG] = self._config(common, client, self.downlink.config(payloads))
             messages[client] = self._message(content, MessageType.TRAIN, client, common)
         return messages
@@ -71,21 +71,15 @@ class MessageWriter:
     ) -> dict[int, Message]:
         """Return messages with a model alone, by client."""
         common, messages = self._common(round, more), {}
-        records: dict[int, tuple[Tensors, ArrayRecord]] = {}
         for client in clients:
             content = RecordDict({PARAMS: arrays, CONFIG: self._config(common, client, {})})
-            self._add_kept(content, client, records)
             messages[client] = self._message(content, message_type, client, common)
         return messages
 
-    def _add_kept(
-        self, content: RecordDict, client: int, records: dict[int, tuple[Tensors, ArrayRecord]]
-    ) -> None:
-        """Add what the client's own tensors begin as; ``records`` has what was serialised."""
-        if kept := self.versions.kept_by(client):
-            if id(kept) not in records:
-                records[id(kept)] = (kept, to_record(kept))
-            content[KEPT] = records[id(kept)][1]
+    @cached_property
+    def _kept(self) -> ArrayRecord:
+        """What clients' own tensors begin as, serialised once."""
+        return to_record(self.versions.kept)
 
     def _common(self, round: int, more: ConfigRecord) -> ConfigRecord:
         """Return what all clients' configs of a round have: Flower checks every entry."""
@@ -109,7 +103,12 @@ class MessageWriter:
     def _message(
         self, content: RecordDict, message_type: str, client: int, common: ConfigRecord
     ) -> Message:
-        """Return a message; no node starts on it long after the round has ended."""
+        """Return a message, with what a client without a state begins as.
+
+        No node starts on it long after the round has ended.
+        """
+        if self.versions.kept and client not in self.versions.committed:
+            content[KEPT] = self._kept
         return Message(
             content=content,
             message_type=message_type,

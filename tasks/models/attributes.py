@@ -24,7 +24,7 @@ class PlainAttributes:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._kept: list[tuple[dict[str, Any], frozenset[str], dict[str, Any]]] = []
+        self._kept: list[tuple[dict[str, Any], frozenset[str], dict[str, Any], list[str]]] = []
         for module in modules:
             variables = vars(module)
             hidden = {*_OF_TORCH, *getattr(module, FROZEN, ())}
@@ -33,15 +33,18 @@ class PlainAttributes:
                 for name, value in variables.items()
                 if name not in hidden and _is_plain(value)
             }
-            self._kept.append((variables, frozenset(variables), plain))
+            # most are numbers and tuples of them, which nobody can change: not to be copied
+            changing = [name for name, value in plain.items() if _copied(value) is not value]
+            self._kept.append((variables, frozenset(variables), plain, changing))
 
     def put_back(self) -> None:
         """Undo what has changed in them, and remove those that have come since."""
-        for variables, known, plain in self._kept:
-            for name in [one for one in variables if one not in known]:
+        for variables, known, plain, changing in self._kept:
+            for name in variables.keys() - known:
                 if _is_plain(variables[name]):
                     del variables[name]
-            variables.update({name: _copied(value) for name, value in plain.items()})
+            variables.update(plain)
+            variables.update({name: _copied(plain[name]) for name in changing})
 
 
 def _is_plain(value: Any) -> bool:
