@@ -17,8 +17,8 @@ from hydra._internal.utils import _locate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from fedhet.common.errors import ConfigError, did_you_mean, is_list
+from fedhet.common.kinds import in_words
 from fedhet.conf.mistakes import one_line
-from fedhet.conf.schema.kinds import in_words
 
 _REFERENCE = re.compile(r"\$\{([\w.]+\.\w+)\}")
 _PLAIN = (bool, int, float, str, NoneType)

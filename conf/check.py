@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from fedhet.common.errors import ConfigError, did_you_mean
+from fedhet.common.kinds import MOST, in_words
 from fedhet.conf.mistakes import (
     begins_anew,
     check_option,
@@ -29,7 +30,6 @@ from fedhet.conf.mistakes import (
 from fedhet.conf.relations import check_relations
 from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe
-from fedhet.conf.schema.kinds import MOST, in_words
 from fedhet.conf.schema.lookup import Key, fields_of, locate, variants_of
 
 _UNRESOLVED = ("optimizers", "paper", "choice")  # of classes, or read by one command alone

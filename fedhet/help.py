@@ -14,12 +14,12 @@ from rich.text import Text
 
 from fedhet.commands import table_console
 from fedhet.common.errors import ConfigError, did_you_mean
+from fedhet.common.kinds import short_words
 from fedhet.conf import compose_overrides
 from fedhet.conf.check import shown
 from fedhet.conf.mistakes import groups, method_lines, options_of, value_at
 from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe, Strategy
-from fedhet.conf.schema.kinds import short_words
 from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of
 
 _OWN_FLAGS = ("--resume", "--help")

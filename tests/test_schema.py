@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import choices_of
 from fedhet.conf import FOLDER, compose_overrides
 from fedhet.conf.check import checked
 from fedhet.conf.schema import Recipe
-from fedhet.conf.schema.kinds import choices_of
 from fedhet.conf.schema.lookup import fields_of, keys_below, variants_of
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.tasks.config import INPUTS

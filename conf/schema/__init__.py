@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from fedhet.conf.schema.groups import AnyPartition, AnyRuntime, AnySchedule, Local, Logger
-from fedhet.conf.schema.kinds import (
+from fedhet.common.kinds import (
     Count,
     Device,
     Inside,
@@ -29,6 +28,7 @@ from fedhet.conf.schema.kinds import (
     Two,
     Whole,
 )
+from fedhet.conf.schema.groups import AnyPartition, AnyRuntime, AnySchedule, Local, Logger
 from fedhet.conf.schema.task import AnyTask
 
 MOST_CLIENTS = 1_000_000  # far beyond what a server can hold the registrations of

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from fedhet.conf.schema.kinds import (
+from fedhet.common.kinds import (
     Address,
     Count,
     Fetch,

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import Tag
 from pydantic.fields import FieldInfo
 
+from fedhet.common.kinds import Section, choices_of, in_words
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.groups import OWN
-from fedhet.conf.schema.kinds import Section, choices_of, in_words
 
 Variants = Mapping[str, type[Section]]
 _HIDDEN = ("run_log",)  # fedhet's own

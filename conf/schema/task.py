@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from fedhet.conf.schema.kinds import (
+from fedhet.common.kinds import (
     MOST,
     Count,
     Inside,

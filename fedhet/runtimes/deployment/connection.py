@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from fedhet.conf.schema.kinds import is_address
+from fedhet.common.kinds import is_address
 from fedhet.runtimes.flower_install import FLOWER, LaunchError
 
 _SECONDS = 30.0
