@@ -16,7 +16,7 @@ from fedhet.commands import table_console
 from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.common.kinds import short_words
 from fedhet.conf import compose_overrides
-from fedhet.conf.check import shown
+from fedhet.common.configured import shown
 from fedhet.conf.mistakes import groups, method_lines, options_of, value_at
 from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe, Strategy

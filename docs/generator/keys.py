@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from docs.generator.markdown import escape, first_sentence, table
 from fedhet.common.kinds import short_words
 from fedhet.conf import FOLDER, compose_overrides
-from fedhet.conf.check import shown
+from fedhet.common.configured import shown
 from fedhet.conf.mistakes import value_at
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import Key, fields_of, keys_below, variants_of

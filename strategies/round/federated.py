@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 
@@ -23,22 +23,18 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedhet.common.errors import ConfigError, require_range
-from fedhet.strategies.base import STATE_LOST, ClientSide, Reply, ServerSide, Tensors
-from fedhet.strategies.components import schedules, server_optimizers
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import STATE_LOST, Reply, Tensors
+from fedhet.strategies.components import server_optimizers
 from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.components.compression import Compression
-from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.components.samplers import FixedSizeSampler, most_clients
-from fedhet.strategies.components.staleness import Asynchronous
-from fedhet.strategies.components.systems import ClientSystem
+from fedhet.strategies.parts import Parts, Setup
 from fedhet.strategies.privacy.checks import check_privacy, reply_layout
 from fedhet.strategies.privacy.reply_vector import require_no_buffers
 from fedhet.strategies.privacy.secagg_workflow import LEAST
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.robust.checks import check_robust
-from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.asynchronous import SimulatedClients
 from fedhet.strategies.round.checks import (
     check_aggregation,
@@ -47,7 +43,6 @@ from fedhet.strategies.round.checks import (
     check_sides,
     reading_models,
 )
-from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.cohort import Exchange
 from fedhet.strategies.round.compressed_records import Downlink, compressible
 from fedhet.strategies.round.message_sizes import MessageSizes
@@ -71,141 +66,88 @@ from fedhet.strategies.round.records import (
 )
 from fedhet.strategies.round.registration import (
     ClientAvailability,
-    FederationConfig,
     register_clients,
     valid_evaluations,
 )
 from fedhet.strategies.round.round_clients import check_buffer, round_clients
 from fedhet.strategies.round.round_report import RoundReport, StrategyState
 from fedhet.strategies.round.rules import Rules
-from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound, send_round
-from fedhet.strategies.slots import (
-    Aggregator,
-    ClientSampler,
-    Observer,
-    Output,
-    ReplyTransform,
-    Schedule,
-    ServerOptimizer,
-)
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 OnRound = Callable[[RoundReport, ArrayRecord], bool]
 
 
-class FederatedStrategy(KeepsArguments, Strategy):
-    """A method, assembled from sides and slots (strategies/base.py); FedAvg by default.
+class FederatedStrategy(Strategy):
+    """The rounds of a method, from its parts; FedAvg by default.
 
     Args:
-        client_sides: the client halves, by name, to be checked against the server halves.
-        server_sides: the server halves, by name.
-        aggregator: mean weighted by example counts by default.
-        server_optimizer: SGD with eta_g = 1 by default.
-        output: the new x by default.
-        server_model: the task's model, for slots that run it at the server.
-        sampler: chooses the cohort over client ids; all clients by default.
-        system: slow, absent and vanishing clients of a simulation (components/systems.py).
-        asynchronous: rounds that wait for nobody (components/staleness.py); None: they wait.
-        transforms: applied in order before aggregation.
-        observers: called before the transforms.
-        schedule: factor of ``local_lr`` per round; constant by default.
-        local_lr: eta_l, sent to the clients as "lr".
-        local_training: what the clients' counts of steps are checked against; None: they are not.
-        buffers: tensors that are not trained (BatchNorm statistics); see ServerStep.
-        federation: how many clients there are, and how many are needed.
-        evaluate_on_clients: evaluate the output at all clients, in a second exchange a round.
-        client_metrics: what clients may report of evaluations beside accuracy and loss.
-        compression: of the messages of training; none by default.
-        secure_aggregation: the server learns the sum of a round's replies and no single one.
-        allow_stacked_corrections: permit several sides that edit gradients.
+        parts: of the method.
+        setup: of the run.
     """
 
-    def __init__(
-        self,
-        *,
-        client_sides: Mapping[str, ClientSide] | None = None,
-        server_sides: Mapping[str, ServerSide] | None = None,
-        aggregator: Aggregator | None = None,
-        server_optimizer: ServerOptimizer | None = None,
-        output: Output | None = None,
-        server_model: ServerModel | None = None,
-        sampler: ClientSampler | None = None,
-        system: ClientSystem | None = None,
-        asynchronous: Asynchronous | None = None,
-        transforms: Sequence[ReplyTransform] = (),
-        observers: Sequence[Observer] = (),
-        schedule: Schedule | None = None,
-        local_lr: float = 0.05,
-        local_training: LocalTrainingConfig | None = None,
-        buffers: Collection[str] = (),
-        federation: FederationConfig | None = None,
-        evaluate_on_clients: bool = False,
-        client_metrics: ClientMetrics | None = None,
-        compression: Compression | None = None,
-        secure_aggregation: SecAggPlus | None = None,
-        allow_stacked_corrections: bool = False,
-    ) -> None:
-        self.client_sides = dict(client_sides or {})
-        self.server_sides = dict(server_sides or {})
-        check_sides(self.client_sides, self.server_sides, allow_stacked=allow_stacked_corrections)
+    def __init__(self, parts: Parts | None = None, setup: Setup | None = None) -> None:
+        parts, self.setup = parts or Parts(), setup or Setup()
+        setup = self.setup
+        self.client_sides = dict(parts.client_sides)
+        self.server_sides = dict(parts.server_sides)
+        check_sides(
+            self.client_sides, self.server_sides, allow_stacked=setup.allow_stacked_corrections
+        )
         self.server_step = ServerStep(
             self.server_sides,
-            aggregator or WeightedMean(),
-            server_optimizer or server_optimizers.SGD(),
-            transforms,
-            buffers,
-            output or Latest(),
-            server_model,
-            observers,
+            parts.aggregator or WeightedMean(),
+            parts.server_optimizer or server_optimizers.SGD(setup.server_lr),
+            list(parts.transforms.values()),
+            setup.buffers,
+            parts.output or Latest(),
+            setup.server_model,
+            setup.observers,
         )
         step = self.server_step
         check_aggregation(
             self.client_sides, step.sides, step.aggregator, step.optimizer, step.transforms
         )
-        self.client_metrics = client_metrics or ClientMetrics()
-        self.compression = compression or Compression()
-        self.secure_aggregation = secure_aggregation
-        self._downlink = Downlink(self.compression, compressible(self.client_sides), buffers)
+        self.client_metrics = setup.client_metrics
+        self.compression = parts.compression or Compression()
+        self.secure_aggregation = parts.secure_aggregation
+        self._downlink = Downlink(self.compression, compressible(self.client_sides), setup.buffers)
         check_privacy(
             self.client_sides,
             step,
-            secure_aggregation,
+            self.secure_aggregation,
             self.compression.up,
-            evaluate_on_clients=evaluate_on_clients,
+            evaluate_on_clients=setup.evaluate_on_clients,
             per_client=self.client_metrics.per_client,
         )
         check_robust(self.client_sides, step)
-        if evaluate_on_clients:
+        if setup.evaluate_on_clients:
             check_output(step.output)
         reading = reading_models((step.aggregator, step.output, *step.transforms, *step.observers))
-        slow = asynchronous is not None and asynchronous.towards_model
+        slow = parts.asynchronous is not None and parts.asynchronous.towards_model
         check_downlink(self.compression.down, reading, towards_model=slow)
-        self.federation = federation or FederationConfig()
-        self.sampler = sampler or FixedSizeSampler()
+        self.federation = setup.federation
+        self.sampler = parts.sampler or FixedSizeSampler()
         self._clients = round_clients(
             self.sampler,
-            system,
-            asynchronous,
-            options=local_training,
+            setup.system,
+            parts.asynchronous,
+            options=setup.local_training,
             step=step,
-            secure=secure_aggregation,
+            secure=self.secure_aggregation,
             federation=self.federation,
-            evaluate_on_clients=evaluate_on_clients,
+            evaluate_on_clients=setup.evaluate_on_clients,
             reading=reading,
         )
-        self.schedule = schedule or schedules.Constant()
-        self.local_lr = require_range("local.lr", local_lr, open_low=True)
-        self.evaluate_on_clients = evaluate_on_clients
         self._evaluating: list[Message] = []  # the messages of the evaluation that goes on
         self._evaluation_failures: list[str] = []  # of the last one
         self._rules = Rules(
             step=step,
             client_sides=self.client_sides,
-            options=local_training,
+            options=setup.local_training,
             metrics=self.client_metrics,
-            secure=secure_aggregation,
+            secure=self.secure_aggregation,
             compression=self.compression,
         )
         self.state = StrategyState()
@@ -380,7 +322,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         Where a client holds examples out, those that do not are not asked: scores on examples that
         were trained on would mix with the others.
         """
-        if not self.evaluate_on_clients:
+        if not self.setup.evaluate_on_clients:
             return []
         asked = self.availability.ask(grid, self.availability.present)
         held_out = self.availability.registry.num_held_out
@@ -430,7 +372,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
     @property
     def _writer(self) -> MessageWriter:
         nodes = self.availability.registry.nodes
-        return MessageWriter(nodes, self.state, self.local_lr, self.schedule, self._downlink)
+        return MessageWriter(
+            nodes, self.state, self.setup.local_lr, self.setup.schedule, self._downlink
+        )
 
     def _register(self, grid: Grid, initial: Tensors) -> None:
         """Initialise the server's parts; register the clients and check their number."""
