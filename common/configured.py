@@ -79,6 +79,7 @@ class Configured:
 
     Attributes:
         section: the node of the recipe that has its parameters, which errors name.
+        given: the parameters that were named; the others have their defaults.
 
     Raises:
         ConfigError: that names the key, the value and what is allowed.
@@ -88,10 +89,16 @@ class Configured:
 
     def __init__(self, **given: Any) -> None:
         vars(self).update(checked(type(self), given))
+        self.given = tuple(given)
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Refuse values that do not fit each other, by a ConfigError; nothing by default."""
 
     def __repr__(self) -> str:
         """Return the call that makes it."""
-        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields(type(self)))
+        known = fields(type(self)).values()
+        values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in known if not f.in_code)
         return f"{type(self).__name__}({values})"
 
 

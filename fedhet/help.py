@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhet.commands import table_console
+from fedhet.common.configured import shown
 from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.common.kinds import short_words
 from fedhet.conf import compose_overrides
-from fedhet.common.configured import shown
 from fedhet.conf.mistakes import groups, method_lines, options_of, value_at
 from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe, Strategy
@@ -100,7 +100,7 @@ def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
         assert key.field is not None
         value = value_at(values, key.path)
         text = "..." if isinstance(value, dict) and value else shown(value)
-        yield key.name, text, short_words(key.field), key.field.description or ""
+        yield key.name, text, short_words(key.allowed), key.field.description or ""
     for name, node in values["strategy"].items():
         if name not in fields_of(Strategy):
             for key_name, value in leaves(node, ".", f"strategy.{name}."):

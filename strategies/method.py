@@ -29,6 +29,17 @@ from fedhet.strategies.round.federated import FederatedStrategy
 
 Settings = Mapping[str, Any]
 _NONE: Settings = MappingProxyType({})
+OWN_MODELS: Settings = MappingProxyType({"evaluation.model": "clients"})
+# One round of long local training, as in MA-Echo's comparison.
+ONE_SHOT: Settings = MappingProxyType(
+    {
+        "rounds": 1,
+        "local.epochs": 10,
+        "local.batch_size": 64,
+        "local.lr": 0.01,
+        "local.momentum": 0.5,
+    }
+)
 
 
 class MethodPart(Configured):
@@ -48,7 +59,6 @@ class MethodPart(Configured):
     def __init_subclass__(cls) -> None:
         """Name the class's node of the recipe."""
         super().__init_subclass__()
-        cls.name = vars(cls).get("name", cls.__name__.lower())
         cls.section = f"strategy.{cls.name}"
 
     def parts(self) -> Parts:
@@ -58,7 +68,8 @@ class MethodPart(Configured):
     def shared(self) -> Iterator[MethodPart]:
         """Yield the parts of the method that others share."""
         for name, field in fields(type(self)).items():
-            if section_of(field):
+            kind = section_of(field)
+            if kind is not None and issubclass(kind, MethodPart):
                 yield getattr(self, name)
 
     def all_parts(self) -> Parts:
@@ -83,8 +94,13 @@ class Method(MethodPart, FederatedStrategy):
     options: Annotated[Parts, InCode()] = Parts()
     setup: Annotated[Setup, InCode()] = Setup()
 
+    def __init_subclass__(cls) -> None:
+        """Name the method as its class."""
+        cls.name = vars(cls).get("name", cls.__name__.lower())
+        super().__init_subclass__()
+
     def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+        Configured.__init__(self, **given)
         setup = replace(self.setup, server_lr=self.server_lr)
         FederatedStrategy.__init__(self, self.all_parts() | self.options, setup)
 

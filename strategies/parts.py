@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from types import MappingProxyType
 from typing import Any
 
 from fedhet.common.errors import require_range
@@ -28,7 +27,6 @@ from fedhet.strategies.slots import (
     ServerOptimizer,
 )
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
 # What there is one of. A method may also replace the local optimizer, and what settings give: the
 # phases of local training, and the tensors that stay at the clients.
 SLOTS = ("aggregator", "server_optimizer", "output", "sampler", "asynchronous")
@@ -38,9 +36,10 @@ SLOTS = ("aggregator", "server_optimizer", "output", "sampler", "asynchronous")
 class Parts:
     """The parts of a method; None leaves a slot to FedAvg."""
 
-    client_sides: Mapping[str, ClientSide] = _NONE  # the client halves, by name
-    server_sides: Mapping[str, ServerSide] = _NONE  # the server halves, by name
-    transforms: Mapping[str, ReplyTransform] = _NONE  # applied in the order of their names
+    client_sides: Mapping[str, ClientSide] = field(default_factory=dict)  # client halves, by name
+    server_sides: Mapping[str, ServerSide] = field(default_factory=dict)  # server halves, by name
+    # applied in the order of their names
+    transforms: Mapping[str, ReplyTransform] = field(default_factory=dict)
     aggregator: Aggregator | None = None  # the mean weighted by example counts
     server_optimizer: ServerOptimizer | None = None  # SGD
     output: Output | None = None  # the model that is evaluated and stored: the new x
