@@ -38,9 +38,12 @@ from benchmarks import floor, start
 from benchmarks.harness import options_of, save, spread
 from fedhet.common import results
 from fedhet.runtimes.local import run as local
-from fedhet.strategies.round import decoder, federated, server_step, tensor_files
-from fedhet.strategies.round.records import to_tensors
+from fedhet.strategies import federated
+from fedhet.strategies.round import server_step
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound, send_round
+from fedhet.strategies.wire import border as decoder
+from fedhet.strategies.wire import tensor_files
+from fedhet.strategies.wire.records import to_tensors
 
 _WARM_UP = 2  # rounds
 

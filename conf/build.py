@@ -10,9 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from fedhet.common.configured import Configured, fields, section_of
 from fedhet.conf import build_part, model_known
 from fedhet.conf.catalogue import load
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.method import Method, combined, parts_together
 from fedhet.strategies.parts import Parts, Setup
-from fedhet.strategies.round.federated import FederatedStrategy
 
 # The groups strategy/NAME that fill a slot; null: the method's own part.
 _OPTIONS = (

@@ -39,7 +39,7 @@ from fedhet.load_run import MODEL_FILE
 from fedhet.server_app.app import run_recipe
 from fedhet.server_app.best_round import BEST
 from fedhet.strategies.method import Method
-from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import Functions
 from fedhet.tasks.losses import Loss, loss_of
 from fedhet.tasks.models.own_weights import load_own_weights

@@ -68,7 +68,7 @@ from fedhet.strategies.base import (
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.method import Method, MethodPart
 from fedhet.strategies.parts import Parts
-from fedhet.strategies.statistics.update_diagnostics import norm
+from fedhet.strategies.round.update_diagnostics import norm
 
 MOMENTUM = "momentum"
 LONG = 2.0  # times the plain mean's step: from here on a stretched aggregate is worth a warning

@@ -34,7 +34,7 @@ from fedhet.common.kinds import Positive
 from fedhet.strategies.base import ReplySum, Tensors, Weighting
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
-from fedhet.strategies.statistics.update_diagnostics import norm
+from fedhet.strategies.round.update_diagnostics import norm
 
 
 class ExtrapolatedMean:

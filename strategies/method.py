@@ -24,8 +24,8 @@ from typing import Annotated, Any, ClassVar, Self
 from fedhet.common.configured import Configured, InCode, Key, fields, section_of
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Positive
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.parts import SLOTS, Parts, Setup
-from fedhet.strategies.round.federated import FederatedStrategy
 
 Settings = Mapping[str, Any]
 _NONE: Settings = MappingProxyType({})

@@ -9,11 +9,10 @@ from typing import Any
 from fedhet.common.errors import require_range
 from fedhet.strategies.base import ClientSide, ServerSide
 from fedhet.strategies.components import schedules
-from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
-from fedhet.strategies.components.staleness import Asynchronous
-from fedhet.strategies.components.systems import ClientSystem
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.modes.asynchronous import Asynchronous
+from fedhet.strategies.modes.secure.aggregation import SecAggPlus
+from fedhet.strategies.modes.systems import ClientSystem
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.server_model import ServerModel
@@ -26,6 +25,7 @@ from fedhet.strategies.slots import (
     Schedule,
     ServerOptimizer,
 )
+from fedhet.strategies.wire.compression import Compression
 
 # What there is one of. A method may also replace the local optimizer, and what settings give: the
 # phases of local training, and the tensors that stay at the clients.
