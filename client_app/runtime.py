@@ -26,13 +26,13 @@ from fedhet.conf import (
 )
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import ClientData, ClientSide, LocalOptimizer, Reply, Weighting
-from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.privacy.reply_vector import Layout
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.round.records import CONFIG, record_in
+from fedhet.strategies.modes.secure.aggregation import SecAggPlus
+from fedhet.strategies.modes.secure.reply_vector import Layout
 from fedhet.strategies.round.registration import FROZEN_MODEL
+from fedhet.strategies.wire.compression import Compression
+from fedhet.strategies.wire.records import CONFIG, record_in
 from fedhet.tasks import (
     AnyData,
     AnyTask,

@@ -41,8 +41,8 @@ from fedhet.conf.schema.lookup import fields_of
 from fedhet.load_run import MODEL_FILE
 from fedhet.server_app.app import run_recipe
 from fedhet.server_app.best_round import BEST
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import Functions
 from fedhet.tasks.losses import Loss, loss_of
 from fedhet.tasks.models.own_weights import load_own_weights

@@ -26,7 +26,7 @@ from fedhet.server_app.initial_model import fixed_tensors
 from fedhet.strategies.base import ClientSide, LocalContext
 from fedhet.strategies.components.tensor_selection import tensors_of
 from fedhet.strategies.round.checks import sides_with
-from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
+from fedhet.strategies.wire.tensor_files import load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask, Task, build_task, pick_device
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.own_task import PUBLIC_COLUMNS

@@ -38,15 +38,15 @@ from fedhet.strategies.components.tensor_selection import (
     personal_names,
     trainable_shared,
 )
-from fedhet.strategies.robust.aggregator import RobustAggregator
-from fedhet.strategies.robust.fltrust import FLTrust, RootTraining
+from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.modes.robust.aggregator import RobustAggregator
+from fedhet.strategies.modes.robust.fltrust import FLTrust, RootTraining
 from fedhet.strategies.round.checks import check_sides, sides_with
 from fedhet.strategies.round.client_metrics import ClientMetrics
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.records import COLUMNS
 from fedhet.strategies.round.registration import FROZEN_MODEL, FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
 from fedhet.strategies.slots import Observer, Output
+from fedhet.strategies.wire.records import COLUMNS
 from fedhet.tasks import AnyTask, Functions, OwnTask, Task, build_task
 from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies

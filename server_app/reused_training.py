@@ -13,9 +13,9 @@ from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf import build_part, config_yaml
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import ClientSide
-from fedhet.strategies.components.compression import DOWN, UP
 from fedhet.strategies.round.checks import sides_with
 from fedhet.strategies.round.client_snapshots import FILE
+from fedhet.strategies.wire.compression import DOWN, UP
 
 KEY = "local.reuse_training"
 _TRAINING = ("seed", "clients", "task", "partition", "local", "strategy.phases", DOWN)

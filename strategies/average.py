@@ -14,9 +14,9 @@ from typing import Unpack
 from torch import Tensor
 
 from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fusion.projected_layers import local_models, masked_classifier
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 

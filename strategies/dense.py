@@ -52,10 +52,10 @@ from fedhet.strategies.base import Reply, Tensors
 from fedhet.strategies.components.aggregators import mean_of
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.ensemble import MeanLogits, mean_logits, require_logits
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fusion.distillation import Distillation, Generation, distil, generate
 from fedhet.strategies.fusion.image_generator import Generator, Views
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 

@@ -35,8 +35,8 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.second_model import second_model, slopes_at
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
 OWN = "ditto"  # v_i, in the client state
 

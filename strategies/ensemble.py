@@ -27,8 +27,8 @@ from torch.func import functional_call
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.statistics.class_counts import (
     CLASS_COUNTS,

@@ -42,8 +42,8 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.tensor_selection import TensorSelector, as_selector
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
 LOCAL, MIXING = "fedala_local", "fedala_mixing"  # w_local and A, in the client state
 _WINDOW = 10  # passes whose losses are compared

@@ -15,8 +15,8 @@ from typing import ClassVar, Unpack
 
 from fedhet.strategies.components import server_optimizers
 from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots, refuse_slot
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.registration import FederationConfig
 
 

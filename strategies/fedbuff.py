@@ -1,7 +1,7 @@
-"""FedBuff and FedAsync: rounds that wait for nobody. The equations are in components/staleness.py.
+"""FedBuff and FedAsync: rounds that wait for nobody. The equations are in modes/asynchronous.py.
 
-A simulated ``system`` (components/systems.py) says who finishes when; without one, replies count as
-they arrive from real clients (round/live_clients.py). Both methods go with every method whose
+A simulated ``system`` (modes/systems.py) says who finishes when; without one, replies count as
+they arrive from real clients (modes/live_clients.py). Both methods go with every method whose
 aggregator reads the mean of the updates, such as ``strategy=[fedpvr,fedbuff]``: penalties,
 corrections and payloads are those of the version that a client started from.
 
@@ -15,9 +15,9 @@ from typing import Unpack
 
 from fedhet.strategies.components import server_optimizers
 from fedhet.strategies.components.aggregators import UniformMean
-from fedhet.strategies.components.staleness import Asynchronous, Discount
+from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.modes.asynchronous import Asynchronous, Discount
 from fedhet.strategies.round.arguments import Slots, refuse_slot
-from fedhet.strategies.round.federated import FederatedStrategy
 
 
 class FedBuff(FederatedStrategy):

@@ -64,9 +64,9 @@ from fedhet.strategies.base import (
     zeros_like,
 )
 from fedhet.strategies.components.aggregators import UniformMean
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.statistics.update_diagnostics import norm
+from fedhet.strategies.round.update_diagnostics import norm
 
 MOMENTUM = "momentum"
 LONG = 2.0  # times the plain mean's step: from here on a stretched aggregate is worth a warning

@@ -26,9 +26,9 @@ from torch.nn.functional import kl_div, log_softmax
 
 from fedhet.common.errors import require_range
 from fedhet.strategies.base import ClientSide, Step
-from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism
+from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.modes.private.gaussian_mechanism import GaussianMechanism
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.class_means import MEANS
 from fedhet.strategies.statistics.soft_labels import SOFT_LABELS, SoftLabelClient, SoftLabelServer
 

@@ -40,9 +40,9 @@ from torch.nn.functional import mse_loss, softmax
 from fedhet.common.errors import ConfigError, require_range, require_whole
 from fedhet.strategies.base import ClientSide, LocalOptimizer, Step
 from fedhet.strategies.components.tensor_selection import linear_classifier
-from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism
+from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.modes.private.gaussian_mechanism import GaussianMechanism
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.class_means import MEANS
 from fedhet.strategies.statistics.soft_labels import (
     HEAD,

@@ -46,8 +46,8 @@ from fedhet.strategies.base import (
 )
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.model_outputs import Participants
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots, refuse_slot
-from fedhet.strategies.round.federated import FederatedStrategy
 
 DRIFT_SUM = "drift_sum"
 

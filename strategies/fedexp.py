@@ -32,9 +32,9 @@ from torch import Tensor
 
 from fedhet.common.errors import require_range
 from fedhet.strategies.base import ReplySum, Tensors, Weighting
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots, refuse_slot
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.statistics.update_diagnostics import norm
+from fedhet.strategies.round.update_diagnostics import norm
 
 
 class ExtrapolatedMean:

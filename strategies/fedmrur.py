@@ -48,8 +48,8 @@ from fedhet.common.errors import require_choice, require_range
 from fedhet.strategies.base import ClientSide, Step
 from fedhet.strategies.components.aggregators import NormMean
 from fedhet.strategies.fedcm import ClientMomentum, ClientMomentumServer
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
 _LINEAR_FROM = 20.0  # e^20 = 4.9e8: far from float32's limits, and from any D2 / sigma of use
 

@@ -42,8 +42,8 @@ from fedhet.strategies.base import (
     Weighting,
 )
 from fedhet.strategies.components.local_optimizers import reach
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots, refuse_slot
-from fedhet.strategies.round.federated import FederatedStrategy
 
 REACH = "fednova_reach"
 

@@ -43,8 +43,8 @@ from fedhet.strategies.base import (
     Step,
     Tensors,
 )
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.class_means import (
     COUNTS,
     MEANS,

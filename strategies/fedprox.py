@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fedhet.common.errors import require_range
 from fedhet.strategies.base import ClientSide, Step
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
 
 class FedProxClient(ClientSide):

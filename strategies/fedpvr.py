@@ -26,8 +26,8 @@ from typing import Unpack
 
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.scaffold import ControlVariateClient, ControlVariateServer, Option
 
 

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from fedhet.strategies.components.local_training_config import Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.federated import FederatedStrategy
 
 
 class FedRep(FederatedStrategy):

@@ -38,8 +38,8 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.tensor_selection import linear_classifier
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
 HEAD = "fedrod_head"  # P, in the client state
 _WEIGHT, _BIAS = "head.weight", "head.bias"

@@ -30,7 +30,7 @@ from fedhet.strategies.base import Batch, Tensors
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fedcm import FedCM
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.federated import FederatedStrategy
 
 _LEAST_NORM = 1e-7
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.federated import FederatedStrategy
 
 
 class LGFedAvg(FederatedStrategy):

@@ -43,6 +43,7 @@ from torch import Tensor
 
 from fedhet.common.errors import ConfigError, require_choice, require_range, require_whole
 from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fusion.maecho_iterates import Cumulative, FromLocal, Iterate, Normalised
 from fedhet.strategies.fusion.projected_layers import (
     Layer,
@@ -56,7 +57,6 @@ from fedhet.strategies.fusion.projected_layers import (
 from fedhet.strategies.fusion.projections import ProjectionClient, bias_of
 from fedhet.strategies.regmean import regression_mean
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
 _CHECK_EVERY = 10  # iterations between tests for convergence, which wait for the GPU
 

@@ -32,8 +32,8 @@ from torch.nn.functional import cosine_similarity, log_softmax
 
 from fedhet.common.errors import require_range, require_whole
 from fedhet.strategies.base import ClientSide, LocalContext, LocalSummary, Payloads, Step, Tensors
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
 _STATE = "moon-previous"
 

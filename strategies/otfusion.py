@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Unpack
 
 from fedhet.strategies.average import MaskedMean
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fusion.layer_chain import Chain, ChainServer
 from fedhet.strategies.fusion.neuron_alignment import Alignment
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 

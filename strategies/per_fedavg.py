@@ -43,7 +43,7 @@ from torch import Tensor
 from fedhet.common.errors import require_choice, require_range
 from fedhet.strategies.base import Batch, Tensors
 from fedhet.strategies.components.local_optimizers import SGD
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.federated import FederatedStrategy
 
 Backward = Callable[[Batch], Tensor]
 Grads = Sequence[Tensor | None]  # by param; None where a batch gives none

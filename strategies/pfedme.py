@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from fedhet.common.errors import ConfigError, require_range, require_whole
 from fedhet.strategies.base import ClientSide, LocalContext, LocalOptimizer, Step, Tensors
 from fedhet.strategies.components.second_model import slopes_at
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fedsam import SAM
 from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
 
 class PFedMeClient(ClientSide):

@@ -45,12 +45,12 @@ from torch import Tensor
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Tensors
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fusion.grown_network import BIAS_MEAN, GrownNetwork, spread
 from fedhet.strategies.fusion.layer_chain import Chain, Link
 from fedhet.strategies.fusion.projected_layers import flattened
 from fedhet.strategies.fusion.projections import bias_of
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedhet.common.errors import require_choice, require_range
 from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fusion.projected_layers import (
     Layer,
     ProjectionServer,
@@ -37,7 +38,6 @@ from fedhet.strategies.fusion.projected_layers import (
 )
 from fedhet.strategies.fusion.projections import PROJECTIONS, ProjectionClient
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
 
 def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:

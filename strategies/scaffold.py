@@ -47,8 +47,8 @@ from fedhet.strategies.base import (
 )
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.tensor_selection import TensorSelector, as_selector
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
 CONTROL_VARIATE = "control_variate"
 DELTA = "control_variate_delta"

@@ -7,11 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self, TypedDict
 
 from fedhet.common.errors import ConfigError, did_you_mean
-from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
-from fedhet.strategies.components.staleness import Asynchronous
-from fedhet.strategies.components.systems import ClientSystem
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.modes.asynchronous import Asynchronous
+from fedhet.strategies.modes.secure.aggregation import SecAggPlus
+from fedhet.strategies.modes.systems import ClientSystem
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.server_model import ServerModel
@@ -24,6 +23,7 @@ from fedhet.strategies.slots import (
     Schedule,
     ServerOptimizer,
 )
+from fedhet.strategies.wire.compression import Compression
 
 
 class Slots(TypedDict, total=False):

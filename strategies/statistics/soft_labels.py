@@ -15,7 +15,7 @@ uploads of all rounds are summed (``history=all``); a class without examples get
 (``absent=identity``). It computes S_i on augmented images, which is not an option here.
 
 The server learns a client's class counts, and which classes its model mixes up. ``mechanism`` clips
-and adds noise: see privacy/gaussian_mechanism.py. Under noise a count within four standard
+and adds noise: see modes/private/gaussian_mechanism.py. Under noise a count within four standard
 deviations of zero is taken as zero; of a row the negative entries are cut off and the rest scaled
 to sum 1, and a row without a positive entry counts as nobody's.
 """
@@ -41,7 +41,7 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
-from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism, Uploads
+from fedhet.strategies.modes.private.gaussian_mechanism import GaussianMechanism, Uploads
 from fedhet.strategies.statistics.class_means import (
     COUNTS,
     MEANS,
