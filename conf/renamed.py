@@ -29,7 +29,9 @@ MODULES = {
     "strategies.chains": "strategies.fusion.layer_chain",
     "strategies.class_counts": "strategies.statistics.class_counts",
     "strategies.differential_privacy": "strategies.modes.private.differential_privacy",
-    "strategies.differential_privacy.AdaptiveNorm": "strategies.modes.private.clipping.AdaptiveNorm",
+    "strategies.differential_privacy.AdaptiveNorm": (
+        "strategies.modes.private.clipping.AdaptiveNorm"
+    ),
     "strategies.differential_privacy.FixedNorm": "strategies.modes.private.clipping.FixedNorm",
     "strategies.dense.Distillation": "strategies.fusion.distillation.Distillation",
     "strategies.dense.Generation": "strategies.fusion.distillation.Generation",

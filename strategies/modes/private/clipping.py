@@ -12,8 +12,8 @@ with b_i = 1 if ||v_i|| <= C, else 0, and m the expected number of clients in a 
 more moves the sum in b by 1/2, as the paper's accounting assumes.
 
 Payloads that are sums over examples are not part of v: they need a mechanism of their own
-(strategies/modes/private/gaussian_mechanism.py). In the paper and here b is the share of updates that are
-*not* clipped; Flower's wrappers take the clipped share, and C runs away from its quantile.
+(gaussian_mechanism.py). In the paper and here b is the share of updates that are *not* clipped;
+Flower's wrappers take the clipped share, and C runs away from its quantile.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ from fedhet.strategies.modes.private.seeded_rng import noise_from
 from fedhet.strategies.modes.secure.reply_vector import copies, mean_reply, require_no_buffers
 
 if TYPE_CHECKING:
-    from fedhet.strategies.privacy.mechanisms import Central
+    from fedhet.strategies.modes.private.mechanisms import Central
 
 CLIPPING, NORM = "clipping", "norm"
 UNCLIPPED = "unclipped"
