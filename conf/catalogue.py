@@ -13,9 +13,8 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, TypedDict
 
 from pydantic import TypeAdapter
@@ -205,7 +204,7 @@ def _put(node: dict[str, Any], key: str, value: Any) -> None:
     node[name] = value
 
 
-def write(methods: Mapping[str, type[Any]], path: Path = FILE) -> None:
-    """Write the catalogue of these classes, by name."""
-    found = {name: entry_of(methods[name]) for name in sorted(methods)}
-    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def written(methods: Iterable[type[Any]]) -> str:
+    """Return the catalogue of these classes, as its file has it."""
+    found = {one.name: entry_of(one) for one in sorted(methods, key=lambda one: str(one.name))}
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
