@@ -154,10 +154,11 @@ def option_entries(kind: type[Option]) -> Iterator[tuple[str, Entry]]:
     own = vars(kind)
     variants = own.get("variants") or ({kind.option: {}} if "option" in own else {})
     for name, changed in variants.items():
+        parts = [type(value) for value in changed.values() if isinstance(value, Configured)]
         yield (
             name,
             {
-                "summary": _paragraph(inspect.getdoc(kind) or ""),
+                "summary": _paragraph(inspect.getdoc((*parts, kind)[0]) or ""),
                 "node": _node(kind, changed),
                 "keys": dict(_option_keys(kind, changed)),
             },
@@ -173,9 +174,7 @@ def _node(kind: type[Configured], changed: Mapping[str, Any]) -> dict[str, Any]:
     return node
 
 
-def _option_keys(
-    kind: type[Configured], changed: Mapping[str, Any]
-) -> Iterator[tuple[str, Key]]:
+def _option_keys(kind: type[Configured], changed: Mapping[str, Any]) -> Iterator[tuple[str, Key]]:
     meanings = _meanings(kind)
     for field, value in _values(kind, changed):
         if isinstance(value, Configured):
@@ -184,9 +183,7 @@ def _option_keys(
             yield f"{kind.section}.{field.name}", _key(field, value, meanings)
 
 
-def _values(
-    kind: type[Configured], changed: Mapping[str, Any]
-) -> Iterator[tuple[Field, Any]]:
+def _values(kind: type[Configured], changed: Mapping[str, Any]) -> Iterator[tuple[Field, Any]]:
     for field in fields(kind).values():
         yield field, changed.get(field.name, field.default)
 

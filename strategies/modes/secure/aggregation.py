@@ -105,9 +105,7 @@ Steps = Annotated[int, Field(ge=2, le=1 << _FINEST)]
 
 
 class SecAggPlus(Option):
-    """SecAgg+ with Flower's settings; ``exchange`` is the server half, ``reply`` the client half.
-
-    """
+    """SecAgg+ with Flower's settings; ``exchange`` is the server half, ``reply`` the client half."""
 
     group = "strategy/secure_aggregation"
     option = "secagg_plus"
