@@ -73,7 +73,7 @@ class _Missing:
 MISSING = _Missing()
 
 
-@dataclass_transform(kw_only_default=True)
+@dataclass_transform(kw_only_default=True, eq_default=False)
 class Configured:
     """A class whose annotated attributes are its parameters; all are named where they are given.
 

@@ -254,7 +254,8 @@ def _word_of(method: AnyMethod) -> str:
 
 def _parameters(method: Configured) -> dict[str, Any]:
     """Return the parameters that were given to a method, by their keys."""
-    known, found = fields(type(method)), {}
+    known = fields(type(method))
+    found: dict[str, Any] = {}
     for name in method.given:
         field, value = known[name], getattr(method, name)
         if field.in_code:
