@@ -107,7 +107,8 @@ def entry_of(kind: type[Any]) -> Entry:
     shared = [section for _, section in _sections(kind) if hasattr(section, "settings")]
     settings: dict[str, Any] = {}
     requires: dict[str, Any] = {}
-    for one in (*map(type, shared), kind):
+    makers: list[Any] = [*map(type, shared), kind]
+    for one in makers:
         settings |= one.settings
         requires |= one.requires
     settings |= _changed_defaults(kind)
