@@ -38,26 +38,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Unpack
+from types import MappingProxyType
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from fedhet.common.configured import Key
 from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, Positive, Seed
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.fusion.grown_network import BIAS_MEAN, GrownNetwork, spread
 from fedhet.strategies.fusion.layer_chain import Chain, Link
 from fedhet.strategies.fusion.projected_layers import flattened
 from fedhet.strategies.fusion.projections import bias_of
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
+from fedhet.strategies.method import ONE_SHOT, Method
+from fedhet.strategies.parts import Parts
+from fedhet.strategies.statistics.class_counts import (
+    class_count_parts,
+)
 
 
 class NeuralMatching(GrownNetwork):
     """PFNM's output model; the arguments are those of :class:`GrownNetwork`."""
-
-    key = "strategy.pfnm"
 
     def check_layer(self, link: Link, params: Tensors) -> None:
         """Refuse convolutions, too."""
@@ -101,13 +104,38 @@ class NeuralMatching(GrownNetwork):
         return found
 
 
-class PFNM(FederatedStrategy):
-    """One round whose output is the grown network: ``PFNM(server_model=ServerModel(...))``."""
+class Matching(Method):
+    """What PFNM and FedMA share: one round whose output is the grown network of matched neurons."""
 
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("output", NeuralMatching())
-        super().__init__(
-            client_sides={"chain": Chain(), "class_counts": ClassCountsClient()},
-            server_sides={"class_counts": ClassCountsServer()},
-            **slots,
+    replaces = frozenset({"output"})
+    settings = ONE_SHOT
+    requires = MappingProxyType({"strategy.personal": "none", "strategy.output": None})
+
+    sigma: Positive = 1.0
+    """variance of a client's parameters about the global ones; the smaller, the more neurons"""
+    sigma0: Positive = 1.0
+    """variance of the global parameters; small ones shrink what few clients have"""
+    gamma: Positive = 1.0
+    """mass of the process: how readily neurons become new ones"""
+    max_neurons: Count = 700
+    """neurons that a layer may grow to"""
+    sweeps: Count = 5
+    """how often every client's neurons are assigned again"""
+    seed: Annotated[Seed, Key("seed")] = 0
+
+    def matching_parts(self, network: type[GrownNetwork]) -> Parts:
+        """Return the parts of a method whose output is this network."""
+        output = network(
+            self.sigma, self.sigma0, self.gamma, self.max_neurons, self.sweeps, self.seed
         )
+        return class_count_parts() | Parts(client_sides={"chain": Chain()}, output=output)
+
+
+class PFNM(Matching):
+    """PFNM (Yurochkin et al. 2019): one round; matches the clients' neurons by a Beta-Bernoulli
+    process; neurons without a match make the network wider.
+    """
+
+    def parts(self) -> Parts:
+        """Match the neurons."""
+        return self.matching_parts(NeuralMatching)

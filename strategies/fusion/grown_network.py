@@ -11,7 +11,7 @@ import torch
 from flwr.common.logger import log
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Reply, Tensors, local_model
 from fedhet.strategies.fusion.layer_chain import Link, read_chain
 from fedhet.strategies.fusion.neuron_matching import Neurons, match
@@ -36,24 +36,17 @@ class GrownNetwork(ABC):
 
     reads_models = True
 
-    key: str  # of the settings
-
     def __init__(
         self,
-        sigma: float = 1.0,
-        sigma0: float = 1.0,
-        gamma: float = 1.0,
-        max_neurons: int = 700,
-        sweeps: int = 5,
-        seed: int = 0,
+        sigma: float,
+        sigma0: float,
+        gamma: float,
+        max_neurons: int,
+        sweeps: int,
+        seed: int,
     ) -> None:
-        key = self.key
-        self.sigma = require_range(f"{key}.sigma", sigma, open_low=True)
-        self.sigma0 = require_range(f"{key}.sigma0", sigma0, open_low=True)
-        self.gamma = require_range(f"{key}.gamma", gamma, open_low=True)
-        self.max_neurons = require_whole(f"{key}.max_neurons", max_neurons, low=1)
-        self.sweeps = require_whole(f"{key}.sweeps", sweeps)
-        self.seed = seed
+        self.sigma, self.sigma0, self.gamma = sigma, sigma0, gamma
+        self.max_neurons, self.sweeps, self.seed = max_neurons, sweeps, seed
 
     def bind(self, network: ServerModel) -> None:
         """Take the network; refuse one whose layers cannot be matched."""
