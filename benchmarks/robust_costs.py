@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from benchmarks.harness import spread
 from fedhet.strategies.base import Reply
-from fedhet.strategies.robust.aggregator import RobustAggregator
-from fedhet.strategies.robust.clipping import CenteredClipping, NormBound
-from fedhet.strategies.robust.coordinates import Median, TrimmedMean
-from fedhet.strategies.robust.fltrust import FLTrust
-from fedhet.strategies.robust.geometric_median import GeometricMedian
-from fedhet.strategies.robust.selection import Bulyan, Krum, MultiKrum
+from fedhet.strategies.modes.robust.aggregator import RobustAggregator
+from fedhet.strategies.modes.robust.clipping import CenteredClipping, NormBound
+from fedhet.strategies.modes.robust.coordinates import Median, TrimmedMean
+from fedhet.strategies.modes.robust.fltrust import FLTrust
+from fedhet.strategies.modes.robust.geometric_median import GeometricMedian
+from fedhet.strategies.modes.robust.selection import Bulyan, Krum, MultiKrum
 from fedhet.strategies.round.reply_fold import SumRule, sum_of
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.tasks.models.resnet import resnet18_gn

@@ -14,13 +14,14 @@ from flwr.common.typing import NDArrays, Scalar
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.strategies.base import ClientSide, Reply
-from fedhet.strategies.round.compressed_records import (
+from fedhet.strategies.round.reply_fold import per_example
+from fedhet.strategies.wire.compressed_records import (
     compressible,
     received_tensors,
     reply_records,
     rounded_tensors,
 )
-from fedhet.strategies.round.records import (
+from fedhet.strategies.wire.records import (
     CONFIG,
     KEPT,
     METRICS,
@@ -31,7 +32,6 @@ from fedhet.strategies.round.records import (
     to_metrics,
     to_tensors,
 )
-from fedhet.strategies.round.reply_fold import per_example
 
 _UPLOAD = 0x0C  # makes draws for an upload independent of the batches
 

@@ -132,18 +132,22 @@ def conf_folders() -> tuple[Path, ...]:
     return (FOLDER, *PAPERS, *([found.recipes] if found else []))
 
 
-class _MoreRecipes(SearchPathPlugin):
-    """Lets Hydra find recipes outside conf/."""
+class _Recipes(SearchPathPlugin):
+    """Lets Hydra find recipes outside conf/: methods' (conf/method_source.py) and others'."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the folders of the papers and of the project."""
+        """Append the methods and the folders of the papers and of the project."""
+        search_path.append("fedhet", "methods://")
         for folder in conf_folders()[1:]:
             search_path.append("fedhet", f"file://{folder}")
 
 
-def register_recipe_folders() -> None:
-    """Let Hydra find the recipes of the papers and of the project, in this process."""
-    Plugins.instance().register(_MoreRecipes)
+def register_recipes() -> None:
+    """Let Hydra find all recipes, in this process."""
+    from fedhet.conf.method_source import MethodSource
+
+    Plugins.instance().register(MethodSource)
+    Plugins.instance().register(_Recipes)
 
 
 # ------------------------------------------------------------------------------------------- code

@@ -28,22 +28,24 @@ MODULES = {
     "strategies.alignment": "strategies.fusion.neuron_alignment",
     "strategies.chains": "strategies.fusion.layer_chain",
     "strategies.class_counts": "strategies.statistics.class_counts",
-    "strategies.differential_privacy": "strategies.privacy.differential_privacy",
-    "strategies.differential_privacy.AdaptiveNorm": "strategies.privacy.clipping.AdaptiveNorm",
-    "strategies.differential_privacy.FixedNorm": "strategies.privacy.clipping.FixedNorm",
+    "strategies.differential_privacy": "strategies.modes.private.differential_privacy",
+    "strategies.differential_privacy.AdaptiveNorm": (
+        "strategies.modes.private.clipping.AdaptiveNorm"
+    ),
+    "strategies.differential_privacy.FixedNorm": "strategies.modes.private.clipping.FixedNorm",
     "strategies.dense.Distillation": "strategies.fusion.distillation.Distillation",
     "strategies.dense.Generation": "strategies.fusion.distillation.Generation",
     "strategies.masked_mean": "strategies.average",
     "strategies.outputs": "strategies.components.model_outputs",
     "strategies.per_fedavg.PerFedAvgSolver": "strategies.per_fedavg.PerFedAvgOptimizer",
     "strategies.privacy.GaussianMechanism": (
-        "strategies.privacy.gaussian_mechanism.GaussianMechanism"
+        "strategies.modes.private.gaussian_mechanism.GaussianMechanism"
     ),
     "strategies.projected": "strategies.fusion.projected_layers",
     "strategies.projections": "strategies.fusion.projections",
     "strategies.samplers": "strategies.components.samplers",
     "strategies.schedules": "strategies.components.schedules",
-    "strategies.secure_aggregation": "strategies.privacy.secure_aggregation",
+    "strategies.secure_aggregation": "strategies.modes.secure.aggregation",
     "strategies.server_optimizers": "strategies.components.server_optimizers",
     "strategies.soft_labels": "strategies.statistics.soft_labels",
     "strategies.solvers": "strategies.components.local_optimizers",

@@ -22,7 +22,7 @@ from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.metrics import evaluation_of, larger_is_better, metrics_of, row_name
 from fedhet.common.results import Row
 from fedhet.strategies.base import Tensors
-from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
+from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks.metrics import Predictions
 
 BEST = "best.safetensors"

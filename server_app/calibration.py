@@ -19,7 +19,7 @@ from flwr.common.logger import log
 from torch import nn
 
 from fedhet.strategies.base import RefusedReplyError
-from fedhet.strategies.round.tensor_decoder import decode_tensors
+from fedhet.strategies.wire.tensor_decoder import decode_tensors
 from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
 from fedhet.tasks.conformal.scores import Array, coverage_and_size, probabilities_of, scores_for
 from fedhet.tasks.conformal.sketch import (

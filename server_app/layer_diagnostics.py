@@ -21,8 +21,8 @@ from fedhet.common.results import RowsFile
 from fedhet.strategies.base import Cohort, Reply, ReplySum, Tensors
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.round.update_diagnostics import diagnose_layers
 from fedhet.strategies.statistics.linear_cka import layers_of, similarities
-from fedhet.strategies.statistics.update_diagnostics import diagnose_layers
 from fedhet.tasks.evaluation import Batched
 
 LAYERS, SIMILARITY = "layers.jsonl", "similarity.jsonl"

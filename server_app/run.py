@@ -84,9 +84,9 @@ from fedhet.strategies.components.tensor_selection import (
     shared_names,
 )
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
-from fedhet.strategies.round.records import COLUMNS, to_record, to_tensors
 from fedhet.strategies.round.round_report import RoundReport
-from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
+from fedhet.strategies.wire.records import COLUMNS, to_record, to_tensors
+from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks import Functions, OwnTask, keep_freed_memory, make_repeatable, pick_device
 from fedhet.tasks.models.own_weights import model_metadata
 from fedhet.tasks.models.wrapped import WrappedModel

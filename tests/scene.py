@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from fedhet.common.results import METRICS, read_rows
 from fedhet.conf import PACKAGES, compose
 from fedhet.server_app.run import Run
-from fedhet.strategies.round.records import CONFIG
+from fedhet.strategies.wire.records import CONFIG
 from tests.deployed import RECIPE as DEPLOYED
 from tests.deployed import ROOT, SITES, Deployment
 from tests.faulty.faulty import GO, WAITING

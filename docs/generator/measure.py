@@ -23,7 +23,7 @@ from torch import Tensor
 from fedhet.conf import FOLDER, compose, plain_part
 from fedhet.server_app import app as server
 from fedhet.server_app.checkpoint import checkpoints
-from fedhet.strategies.round.records import to_tensors
+from fedhet.strategies.wire.records import to_tensors
 from fedhet.tasks import build_task
 from tests.recipes import grid_of, overrides
 

@@ -11,7 +11,7 @@ from docs.generator.markdown import escape, table, to_markdown
 from docs.generator.measure import TASK, Cost, Sizes
 from docs.generator.measured import measured
 from docs.generator.recipes import ROOT, Method, Part
-from fedhet.strategies.round.records import PARAMS, UPDATE
+from fedhet.strategies.wire.records import PARAMS, UPDATE
 
 METHODS = ROOT / "docs" / "methods"  # where the pages are in the site
 _TEMPLATE = Path(__file__).parent / "notes" / "methods.md"

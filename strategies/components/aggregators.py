@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedhet.strategies.base import ReplySum, Tensors, Weighting
-from fedhet.strategies.statistics.update_diagnostics import norm
+from fedhet.strategies.round.update_diagnostics import norm
 
 
 def mean_of(values: Sequence[Tensors]) -> dict[str, Tensor]:

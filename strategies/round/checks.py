@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, ServerSide
-from fedhet.strategies.components.compression import DOWN
 from fedhet.strategies.round.server_model import BuildsOutputModel
 from fedhet.strategies.slots import Output
+from fedhet.strategies.wire.compression import DOWN
 
 RESERVED_RECORDS = frozenset({"params", "kept", "config", "update", "metrics", "client"})
 

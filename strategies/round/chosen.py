@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from flwr.app import Message
 
 from fedhet.strategies.base import ReplySum, Tensors
-from fedhet.strategies.components.systems import SimulatedRound
+from fedhet.strategies.modes.systems import SimulatedRound
 
 if TYPE_CHECKING:
     from fedhet.strategies.round.reply_fold import ReplyFold

@@ -14,13 +14,13 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Payloads
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import most_clients
-from fedhet.strategies.components.systems import ClientSystem, SimulatedRound
+from fedhet.strategies.modes.systems import ClientSystem, SimulatedRound
 from fedhet.strategies.round.chosen import Chosen
-from fedhet.strategies.round.message_sizes import MessageSizes
-from fedhet.strategies.round.messages import MessageWriter
 from fedhet.strategies.round.registration import ClientAvailability
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.slots import ClientSampler
+from fedhet.strategies.wire.message_sizes import MessageSizes
+from fedhet.strategies.wire.messages import MessageWriter
 
 
 def drawn_by(sampler: ClientSampler, round: int, size: int) -> list[int]:

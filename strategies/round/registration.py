@@ -15,11 +15,11 @@ from flwr.serverapp import Grid
 
 from fedhet.common.errors import ConfigError, require_whole
 from fedhet.strategies.base import RefusedReplyError
-from fedhet.strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
 from fedhet.strategies.round.exact_sum import MOST_SUMMANDS
-from fedhet.strategies.round.messages import TIMEOUT, timeout_of
-from fedhet.strategies.round.records import CONFIG, config_of, no_reply
 from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.wire.border import NodeInfo, decode_evaluation, decode_node_info
+from fedhet.strategies.wire.messages import TIMEOUT, timeout_of
+from fedhet.strategies.wire.records import CONFIG, config_of, no_reply
 
 FROZEN_MODEL = "frozen-model"  # the hash of what a model neither trains nor sends
 # What sites have to share for their hashes to be equal.

@@ -22,10 +22,10 @@ from fedhet.strategies.base import (
     Tensors,
     Weighting,
 )
-from fedhet.strategies.round.decoder import ExpectedReply
 from fedhet.strategies.round.exact_sum import ExactSum, Zeros, norms_of, plain_zeros
-from fedhet.strategies.round.records import NonFiniteReplyError, count_bytes, no_reply, with_senders
-from fedhet.strategies.statistics.update_diagnostics import norm
+from fedhet.strategies.round.update_diagnostics import norm
+from fedhet.strategies.wire.border import ExpectedReply
+from fedhet.strategies.wire.records import NonFiniteReplyError, count_bytes, no_reply, with_senders
 
 
 @dataclass(frozen=True)

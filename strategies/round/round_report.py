@@ -14,9 +14,9 @@ from fedhet.common.errors import DivergedError
 from fedhet.common.metrics import row_key
 from fedhet.strategies.base import Payloads
 from fedhet.strategies.round.chosen import Chosen
-from fedhet.strategies.round.client_versions import ClientVersions
-from fedhet.strategies.round.records import count_bytes
 from fedhet.strategies.round.reply_fold import ReplyFold
+from fedhet.strategies.wire.client_versions import ClientVersions
+from fedhet.strategies.wire.records import count_bytes
 
 _NAMED = 5  # reasons, and clients of one
 _LEFT_OUT, _HALF = 1e-3, 0.5  # of what a reply counts in the plain mean

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fedhet.strategies.base import ClientSide, Tensors
-from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.client_metrics import ClientMetrics
-from fedhet.strategies.round.client_versions import ClientVersions
 from fedhet.strategies.round.exact_sum import largest_summand
 from fedhet.strategies.round.registration import ClientRegistry
 from fedhet.strategies.round.reply_fold import FoldRule, Limits
 from fedhet.strategies.round.server_step import ServerStep
+from fedhet.strategies.wire.client_versions import ClientVersions
+from fedhet.strategies.wire.compression import Compression
 
 
 @dataclass(frozen=True)

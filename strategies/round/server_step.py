@@ -26,10 +26,8 @@ from fedhet.strategies.base import (
     Tensors,
     Weighting,
 )
-from fedhet.strategies.robust.aggregator import RobustAggregator
-from fedhet.strategies.robust.alarm import standing_out
-from fedhet.strategies.round.compressed_records import compressed_shapes, residual_key
-from fedhet.strategies.round.decoder import ExpectedReply, largest_of, widest_of
+from fedhet.strategies.modes.robust.aggregator import RobustAggregator
+from fedhet.strategies.round.alarm import standing_out
 from fedhet.strategies.round.exact_sum import largest_summand
 from fedhet.strategies.round.reply_fold import (
     FoldRule,
@@ -42,7 +40,7 @@ from fedhet.strategies.round.reply_fold import (
     summed_payloads,
 )
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel, UsesServerModel
-from fedhet.strategies.round.tensor_files import below
+from fedhet.strategies.round.update_diagnostics import diagnose, step_norm
 from fedhet.strategies.slots import (
     Aggregator,
     Observer,
@@ -52,7 +50,9 @@ from fedhet.strategies.slots import (
     ServerOptimizer,
     SumAggregator,
 )
-from fedhet.strategies.statistics.update_diagnostics import diagnose, step_norm
+from fedhet.strategies.wire.border import ExpectedReply, largest_of, widest_of
+from fedhet.strategies.wire.compressed_records import compressed_shapes, residual_key
+from fedhet.strategies.wire.tensor_files import below
 
 OUTPUT = "output"  # owner of the last output model in the state
 
@@ -73,10 +73,10 @@ class ServerStep:
 
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.
-        summed: the server knows no single reply (privacy/checks.py), so that diagnostics of the
+        summed: the server knows no single reply (modes/checks.py), so that diagnostics of the
             round's updates are those of their sum.
         rounding: step to which this round's clients round what a secure sum adds up; 0: none.
-        alarms: of the last round by client id, what stands out, and how far (robust/alarm.py);
+        alarms: of the last round by client id, what stands out, and how far (round/alarm.py);
             none under central privacy.
     """
 

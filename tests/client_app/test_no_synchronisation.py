@@ -19,7 +19,7 @@ from fedhet.conf import build_local_optimizer, build_part, compose, plain_part
 from fedhet.strategies.base import Batch, LocalContext
 from fedhet.strategies.components.local_training import train_locally
 from fedhet.strategies.components.local_training_config import local_training_config
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.tasks import build_task
 from tests.federation import federate
 from tests.recipes import TINY, overrides

@@ -13,10 +13,10 @@ from fedhet.strategies.base import Cohort, Reply
 from fedhet.strategies.components.local_training import steps_by_tensor
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fednova import FedNovaClient, FedNovaServer
-from fedhet.strategies.robust.coordinates import Median
+from fedhet.strategies.modes.robust.coordinates import Median
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots, load_replies
-from fedhet.strategies.round.federated import FederatedStrategy
 from tests.recipes import TINY, run_recipe
 from tests.strategies.sides import total_of
 

@@ -15,8 +15,6 @@ from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.schedules import ExponentialDecay
-from fedhet.strategies.components.staleness import Asynchronous
-from fedhet.strategies.components.systems import Constant, DayNight, LogNormal
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.fedbuff import FedAsync, FedBuff
 from fedhet.strategies.fedcm import FedCM
@@ -24,14 +22,19 @@ from fedhet.strategies.feddyn import FedDyn
 from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fednova import FedNova
-from fedhet.strategies.privacy.differential_privacy import LocalPrivacyClient, LocalPrivacyServer
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.round.asynchronous import SimulatedClients, Started
+from fedhet.strategies.modes.asynchronous import Asynchronous
+from fedhet.strategies.modes.private.differential_privacy import (
+    LocalPrivacyClient,
+    LocalPrivacyServer,
+)
+from fedhet.strategies.modes.secure.aggregation import SecAggPlus
+from fedhet.strategies.modes.simulated_clients import SimulatedClients, Started
+from fedhet.strategies.modes.systems import Constant, DayNight, LogNormal
 from fedhet.strategies.round.client_snapshots import ClientSnapshots
-from fedhet.strategies.round.records import METRICS, to_tensors
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.reply_fold import SumRule, sum_of
 from fedhet.strategies.scaffold import SCAFFOLD
+from fedhet.strategies.wire.records import METRICS, to_tensors
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.round.test_round import BUFFERS, Normed, folders
 

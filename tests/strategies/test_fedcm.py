@@ -15,11 +15,11 @@ from fedhet.strategies.components.local_training_config import LocalTrainingConf
 from fedhet.strategies.components.schedules import ExponentialDecay
 from fedhet.strategies.fedcm import MOMENTUM, ClientMomentum, ClientMomentumServer, FedCM
 from fedhet.strategies.fednova import REACH, NormalizedMean
-from fedhet.strategies.robust.aggregator import RobustAggregator
-from fedhet.strategies.robust.clipping import CenteredClipping
-from fedhet.strategies.robust.coordinates import Median
-from fedhet.strategies.robust.geometric_median import GeometricMedian
-from fedhet.strategies.robust.selection import MultiKrum
+from fedhet.strategies.modes.robust.aggregator import RobustAggregator
+from fedhet.strategies.modes.robust.clipping import CenteredClipping
+from fedhet.strategies.modes.robust.coordinates import Median
+from fedhet.strategies.modes.robust.geometric_median import GeometricMedian
+from fedhet.strategies.modes.robust.selection import MultiKrum
 from fedhet.strategies.round.reply_fold import SumRule, sum_of
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.sides import total_of

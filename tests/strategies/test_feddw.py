@@ -10,7 +10,7 @@ from torch import nn
 from fedhet.conf import build_part, compose
 from fedhet.strategies.base import Step
 from fedhet.strategies.feddw import FedDWClient
-from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism
+from fedhet.strategies.modes.private.gaussian_mechanism import GaussianMechanism
 from fedhet.strategies.statistics.class_means import MEANS
 from fedhet.strategies.statistics.soft_labels import SOFT_LABELS
 from tests.recipes import overrides

@@ -5,10 +5,10 @@ import torch
 from flwr.app import Message
 
 from fedhet.conf import compose
-from fedhet.strategies.components.compression import Compression, Int4
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn
+from fedhet.strategies.wire.compression import Compression, Int4
 from tests.federation import Regression, federate
 from tests.recipes import overrides
 from tests.strategies.round import test_round

@@ -11,9 +11,9 @@ from fedhet.strategies.fedproto import (
     PrototypeServer,
     prototype_distance,
 )
-from fedhet.strategies.round.decoder import ExpectedReply
 from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold, SumRule
 from fedhet.strategies.statistics.class_means import COUNTS, MEANS, SUMS
+from fedhet.strategies.wire.border import ExpectedReply
 from tests.federation import TensorBatches
 from tests.strategies.labelled import Classifier, blobs, train
 from tests.strategies.sides import total_of

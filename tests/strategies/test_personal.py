@@ -17,10 +17,10 @@ from fedhet.strategies.components.local_training_config import (
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fedavg import Centralised, FedAvg, Local
 from fedhet.strategies.fedbabu import FedBABU
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fedper import FedPer
 from fedhet.strategies.fedrep import FedRep
 from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
-from fedhet.strategies.round.federated import FederatedStrategy
 from tests.federation import TensorBatches
 from tests.recipes import overrides
 from tests.strategies.labelled import WithoutDropout, assert_same, blobs, train

@@ -19,6 +19,7 @@ from fedhet.strategies.fedcm import FedCM
 from fedhet.strategies.feddistill import FedDistill
 from fedhet.strategies.feddw import FedDW
 from fedhet.strategies.feddyn import FedDyn
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fedper import FedPer
@@ -28,9 +29,8 @@ from fedhet.strategies.fedpvr import FedPVR
 from fedhet.strategies.fedrep import FedRep
 from fedhet.strategies.fedsam import SAM, FedSAM, MoFedSAM
 from fedhet.strategies.feduv import FedUV
+from fedhet.strategies.modes.robust.geometric_median import GeometricMedian
 from fedhet.strategies.moon import MOON
-from fedhet.strategies.robust.geometric_median import GeometricMedian
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import InProcessGrid
 from tests.strategies.labelled import Biasless, Classifier, assert_same, train

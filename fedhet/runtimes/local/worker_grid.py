@@ -17,8 +17,8 @@ from flwr.supercore.run import Run
 
 from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Task, Workers
 from fedhet.runtimes.local.worker import set_identity
-from fedhet.strategies.round.records import array_records
 from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+from fedhet.strategies.wire.records import array_records
 
 _INLINE_BYTES = 1 << 14  # a larger record is placed even if only one client gets it
 _RESTART_SECONDS = 60.0

@@ -18,9 +18,9 @@ from fedhet.runtimes.local.protocol import Federation
 from fedhet.runtimes.local.shared_memory import Channel, SharedSums, WritableFile
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.strategies.base import Reply, ReplySum
-from fedhet.strategies.round.decoder import ExpectedReply
-from fedhet.strategies.round.records import to_record
 from fedhet.strategies.round.reply_fold import FoldRule, Limits, ReplyFold, SumRule, sum_of
+from fedhet.strategies.wire.border import ExpectedReply
+from fedhet.strategies.wire.records import to_record
 from tests.fedhet.runtimes.apps import update_of
 
 CLIENTS, SHAPES = 7, {"w": (300, 300), "b": (3,)}

@@ -10,8 +10,8 @@ from fedhet.strategies.components.model_outputs import LastTwo, Latest, Particip
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.server_optimizers import SGD
 from fedhet.strategies.fedavg import FedAvg
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.records import to_tensors
+from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.wire.records import to_tensors
 from tests.federation import federate
 from tests.strategies.round.test_round import BUFFERS, OPTIONS, Normed, clients
 

@@ -9,7 +9,6 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 
 from fedhet.strategies.fedavg import FedAvg
-from fedhet.strategies.round.records import METRICS, config_of, to_metrics
 from fedhet.strategies.round.registration import (
     FROZEN_MODEL,
     ClientAvailability,
@@ -18,6 +17,7 @@ from fedhet.strategies.round.registration import (
     register_clients,
     valid_evaluations,
 )
+from fedhet.strategies.wire.records import METRICS, config_of, to_metrics
 from tests.federation import InProcessGrid, lost, node_info
 from tests.strategies.round.test_round import run
 

@@ -22,16 +22,16 @@ from fedhet.strategies.fedala import FedALAClient
 from fedhet.strategies.fedavg import FedAdam, FedAvg, FedAvgM
 from fedhet.strategies.fedbuff import FedAsync, FedBuff
 from fedhet.strategies.feddyn import FedDyn
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fednova import FedNova, FedNovaClient, FedNovaServer, NormalizedMean
 from fedhet.strategies.fedpvr import FedPVR
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.robust.coordinates import Median
-from fedhet.strategies.round.client_versions import ClientVersions
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.records import count_bytes, to_record, to_tensors
+from fedhet.strategies.modes.robust.coordinates import Median
+from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.scaffold import SCAFFOLD
+from fedhet.strategies.wire.client_versions import ClientVersions
+from fedhet.strategies.wire.records import count_bytes, to_record, to_tensors
 from tests.federation import Regression, TensorBatches, federate, lost
 from tests.strategies import test_closed_forms as closed_forms
 

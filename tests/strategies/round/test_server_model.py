@@ -10,8 +10,8 @@ from fedhet.server_app.assembly import server_model_of
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.fedavg import FedAvg
-from fedhet.strategies.round.records import to_tensors
 from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.wire.records import to_tensors
 from fedhet.tasks import build_task
 from tests.federation import Regression, federate
 from tests.recipes import TINY, overrides
