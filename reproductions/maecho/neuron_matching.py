@@ -21,8 +21,8 @@ from fedhet.strategies.fusion.projections import PROJECTIONS
 from fedhet.strategies.maecho import HarmonizedOptima, Released
 from fedhet.tasks import Task
 from fedhet.tasks.evaluation import evaluate_model
-from reproductions.maecho.flat_model import Batches
-from reproductions.maecho.fusion_path import Neurons, Stage
+from fedhet.reproductions.maecho.flat_model import Batches
+from fedhet.reproductions.maecho.fusion_path import Neurons, Stage
 
 LATER = 30  # iterations of the last stage
 MOST_NEURONS = 100  # of a layer
