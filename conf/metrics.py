@@ -111,7 +111,7 @@ def _require(
 ) -> None:
     """Refuse a value that is not allowed; of a regression no accuracy is named as an option.
 
-    The defaults name one, and are refused only where a run would go by it (server_app/best_round).
+    The defaults name one, and are refused only where a run would go by it (server_app/run.py).
     """
     options = list(allowed)
     if value in options:

@@ -1,118 +1,29 @@
-"""The best round so far by a metric: early stopping, and the file of its model.
+"""best.safetensors: the model of the best round so far, by a metric of the rows.
 
-Both follow from the rows of metrics.jsonl, so a resumed run goes on as if it had not ended; where
-rows are lost, what the file says of its round still counts.
+Where rows are lost, what the file says of its round still counts.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flwr.common.logger import log
 from omegaconf import DictConfig
 
 from fedhet.common.checksums import MODEL, read_header
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.metrics import evaluation_of, larger_is_better, metrics_of, row_name
-from fedhet.common.results import Row
-from fedhet.strategies.base import Tensors
+from fedhet.common.metrics import evaluation_of, metrics_of, row_name
+from fedhet.server_app.listeners import End, Finished, Listener, Start
+from fedhet.server_app.listeners.checkpoints import Checkpoints
+from fedhet.server_app.listeners.stopping import EarlyStopping
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks.metrics import Predictions
 
 BEST = "best.safetensors"
-Mode = Literal["auto", "min", "max"]
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best evaluation so far."""
-
-    round: int
-    value: float
-
-
-@dataclass(frozen=True)
-class EarlyStopping:
-    """Ends a run whose metric has stopped improving.
-
-    An evaluation improves when its value is better than the last improvement's by more than
-    ``min_delta``; NaN improves nothing. After ``patience`` evaluations in a row without an
-    improvement the run ends. All rows that have the metric count, the initial model's (round 0)
-    too, but those of rounds without a valid reply, which leave the model as it was.
-    """
-
-    metric: str = "accuracy"
-    patience: int | None = None  # None: the run has all its rounds
-    min_delta: float = 0.0
-    # auto: losses and errors are minimised, other metrics maximised; never of the user's own
-    mode: Mode = "auto"
-
-    @property
-    def maximises(self) -> bool:
-        """Whether larger values are better."""
-        return larger_is_better(self.metric) if self.mode == "auto" else self.mode == "max"
-
-    def best(self, rows: Sequence[Row]) -> Best | None:
-        """Return the first of the best evaluations; None without any."""
-        sign = 1.0 if self.maximises else -1.0
-        return max(self._values(rows), key=lambda one: sign * one.value, default=None)
-
-    def evaluations_without_improvement(self, rows: Sequence[Row]) -> int:
-        """Return how many evaluations have passed since the last improvement."""
-        sign, reference, passed = 1.0 if self.maximises else -1.0, -math.inf, 0
-        measured = [row for row in rows if self.metric in row and _has_trained(row)]
-        for value in (row[self.metric] for row in measured):
-            if value is not None and sign * value > reference + self.min_delta:
-                reference, passed = sign * value, 0
-            else:
-                passed += 1
-        return passed
-
-    def stop_reason(self, rows: Sequence[Row]) -> str | None:
-        """Return why the run ends now; None if it goes on."""
-        if self.patience is None or not rows or self.metric not in rows[-1]:
-            return None
-        passed = self.evaluations_without_improvement(rows)
-        if passed < self.patience:
-            return None
-        more = f" by more than {self.min_delta:g}" if self.min_delta else ""
-        best = self.best(rows)
-        where = f"; best: {best.value:.6g} in round {best.round}" if best else ""
-        return (
-            f"early stopping: {self.metric} has not improved{more} in the last {passed} "
-            f"evaluations (early_stopping.patience={self.patience}){where}"
-        )
-
-    def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return what summary.json says of the best round."""
-        best = self.best(rows)
-        return {"metric": self.metric, **({} if best is None else vars(best))}
-
-    def _values(self, rows: Sequence[Row]) -> list[Best]:
-        pairs = [(row["round"], row.get(self.metric)) for row in rows]
-        return [
-            Best(int(round), float(value))
-            for round, value in pairs
-            if value is not None and math.isfinite(value)
-        ]
-
-
-def _has_trained(row: Row) -> bool:
-    return row["round"] == 0 or row.get("clients") != []
-
-
-def why_ended(rows: Sequence[Row], target: float | None, stopping: EarlyStopping) -> str | None:
-    """Return why a run ends with the last of its rows, if it does before its last round."""
-    accuracy = rows[-1].get("accuracy") if rows else None
-    if target is not None and (accuracy or -1.0) >= target:
-        return f"accuracy {accuracy:.6g} reached target_accuracy={target}"
-    return stopping.stop_reason(rows)
 
 
 def best_model_rule(recipe: DictConfig, stopping: EarlyStopping) -> EarlyStopping | None:
@@ -147,12 +58,9 @@ def check_measured(
         predictions: of the task; without classes it has no accuracy.
         at_server: whether the server evaluates.
     """
-    named = (
-        {"early_stopping.metric": recipe.early_stopping.metric}
-        if (recipe.early_stopping.patience is not None)
-        else {}
-    )
-    named |= {"checkpoint.best": best.metric} if best else {}
+    named = {"checkpoint.best": best.metric} if best else {}
+    if recipe.early_stopping.patience is not None:
+        named = {"early_stopping.metric": str(recipe.early_stopping.metric)} | named
     metrics = [row_name(word) for word in recipe.evaluation.metrics]
     if recipe.target_accuracy is not None:
         named["target_accuracy"] = "accuracy"
@@ -184,7 +92,7 @@ def _instead_of_accuracy(key: str, predictions: Predictions | None) -> str:
     return f"target_accuracy=null{more}"
 
 
-class BestModel:
+class BestModel(Listener):
     """Keeps the evaluated model of the best round as ``best.safetensors``.
 
     A better model is first written into ``checkpoints/`` and moved when the round's checkpoint is
@@ -192,52 +100,62 @@ class BestModel:
     still that of the rounds that are done.
 
     Args:
-        folder: the results directory.
         rule: the metric, and what is better.
-        done: the round that the run is resumed after; None starts afresh.
-        rows: of the rounds up to it.
+        checkpoints: of the run; this listener comes before them.
+        metadata: of the file.
     """
 
     def __init__(
-        self, folder: Path, rule: EarlyStopping, done: int | None, rows: Sequence[Row] = ()
+        self, rule: EarlyStopping, checkpoints: Checkpoints, metadata: Mapping[str, str]
     ) -> None:
-        self.rule = rule
-        self._path, self._next = folder / BEST, folder / "checkpoints" / BEST
+        self.rule, self._checkpoints, self._metadata = rule, checkpoints, metadata
+        self._path = checkpoints.folder.parent / BEST
+        self._next = checkpoints.folder / BEST
+        checkpoints.when_durable.append(self.keep)
+
+    def on_start(self, start: Start) -> None:
+        """Remove the files of rounds that are not done, or that were best by another rule."""
+        done = start.done
         if done is None:
             for path in (self._path, self._next):
                 path.unlink(missing_ok=True)
-        elif self._next.exists():
+            return
+        if self._next.exists():
             if _round_of(self._next) > done:
                 self._next.unlink()
             else:
                 self.keep()
-        before = {} if done is None else self.summary()
-        if done is not None and before and (later := _round_of(self._path)) > done:
+        before = self.summary()
+        if before and (later := _round_of(self._path)) > done:
             self._path.unlink()
             text = "%s was of round %s and is gone: the run continues after round %s"
             log(WARNING, text, BEST, later, done)
             before = {}
-        if before and before.get("metric") != rule.metric:
+        if before and before.get("metric") != self.rule.metric:
             self._path.unlink()
             text = "%s was by %s and is gone: by %s a round after %s may be kept, if it is the best"
-            log(WARNING, text, BEST, before.get("metric"), rule.metric, done)
-        elif done is not None and not before and (best := rule.best(rows)):
+            log(WARNING, text, BEST, before.get("metric"), self.rule.metric, done)
+        elif not before and (best := self.rule.best(start.rows)):
             text = "%s is kept from now on: a round has to beat %s %.6g of round %s, which has none"
-            log(WARNING, text, BEST, rule.metric, best.value, best.round)
+            log(WARNING, text, BEST, self.rule.metric, best.value, best.round)
 
-    def offer(
-        self, rows: Sequence[Row], tensors: Tensors, run: str, metadata: Mapping[str, str]
-    ) -> None:
-        """Write the evaluated model of the last row's round if that is the best one."""
+    def on_round(self, finished: Finished) -> None:
+        """Write the evaluated model if its round is the best one."""
+        self._checkpoints.wait()  # with the last one, the model that was written before is kept
         kept = self.summary()  # its row may be lost
         known = [{"round": kept["round"], kept["metric"]: kept["value"]}] if kept else []
-        best = self.rule.best([*known, *rows])
-        if best is None or best.round != rows[-1]["round"]:
+        best = self.rule.best([*known, *finished.rows])
+        if best is None or best.round != finished.rows[-1]["round"]:
             return
         self._next.parent.mkdir(parents=True, exist_ok=True)
-        label = {"kind": MODEL, "run": run, "round": best.round, "metric": self.rule.metric}
-        label |= {"value": best.value, "parameters_sha256": parameters_sha256(tensors)}
-        save_tensors(self._next, tensors, label, metadata)
+        label = {"kind": MODEL, "run": finished.run, **vars(best), "metric": self.rule.metric}
+        label["parameters_sha256"] = parameters_sha256(finished.output)
+        save_tensors(self._next, finished.output, label, self._metadata)
+
+    def on_end(self, end: End) -> None:
+        """Say which round the file is of."""
+        if file := self.summary():
+            end.about["best_model"] = file
 
     def keep(self) -> None:
         """Make the written model ``best.safetensors``: the rounds up to it are safe."""
