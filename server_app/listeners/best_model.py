@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from omegaconf import DictConfig
 
 from fedhet.common.checksums import MODEL, read_header
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.metrics import evaluation_of, metrics_of, row_name
+from fedhet.common.metrics import CLIENT, RECEIVED, MetricName, metrics_of, row_name
 from fedhet.server_app.listeners import End, Finished, Listener, Start
 from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.stopping import EarlyStopping
@@ -34,11 +35,12 @@ def best_model_rule(recipe: DictConfig, stopping: EarlyStopping) -> EarlyStoppin
     rule = EarlyStopping(str(chosen))
     if chosen is True or chosen == stopping.metric:
         rule = stopping
-    if rule.metric.startswith("received_"):
+    name = MetricName.read(rule.metric)
+    if name.where == RECEIVED:
         raise ConfigError(
-            f"checkpoint.best={chosen} goes by {rule.metric}, which is of the model before a round "
-            "and not of the one that is kept: choose another metric, such as "
-            f"{rule.metric.replace('received_', 'client_')}"
+            f"checkpoint.best={chosen} goes by {name}, which is of the model before a round and "
+            "not of the one that is kept: choose another metric, such as "
+            f"{replace(name, where=CLIENT)}"
         )
     return rule
 
@@ -64,10 +66,9 @@ def check_measured(
     metrics = [row_name(word) for word in recipe.evaluation.metrics]
     if recipe.target_accuracy is not None:
         named["target_accuracy"] = "accuracy"
+    without = predictions is None or predictions.kind != "classification"
     for key, metric in named.items():
-        without = predictions is None or predictions.kind != "classification"
-        measured = metric.removeprefix(evaluation_of(metric)) in metrics
-        if without and not measured and metric.endswith("accuracy"):
+        if without and "accuracy" not in metrics and MetricName.read(metric).name == "accuracy":
             raise ConfigError(
                 f"{key} goes by {metric}, which task={recipe.task.name} does not measure: set "
                 f"{_instead_of_accuracy(key, predictions)}"
