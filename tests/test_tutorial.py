@@ -89,7 +89,7 @@ def printed_by_block(printed: str, home: Path) -> dict[int, str]:
 def gist(line: str) -> str:
     """Return a line without what differs from run to run: numbers, hashes, colours, widths."""
     line = re.sub(r"\x1b\[[0-9;]*m", "", line)
-    line = re.sub(r"\b[0-9a-f]{32,}\b|\d[\d.,:]*", "#", line)
+    line = re.sub(r"\b[0-9a-f]{32,}\b|_[0-9a-f]{8}\b|\d[\d.,:]*", "#", line)
     return re.sub(r"\s+", " ", re.sub(r"[─━│╭╮╰╯┃]+", " ", line)).strip()
 
 
@@ -208,7 +208,8 @@ def test_it_prints_what_the_text_says(walk):
 def test_the_run_learns_and_weight_zero_of_the_sweep_is_fedavg(walk):
     first = walk.summary("first")
     zero, one = (
-        walk.summary(path.relative_to(walk.work)) for path in sorted(walk.work.glob("sweep/[01]_*"))
+        walk.summary(path.relative_to(walk.work))
+        for path in sorted(walk.work.glob("sweep/*_weight[01]_*"))
     )
     assert first["accuracy"] > 0.4
     names = [found["strategy"] for found in (first, zero, one)]
