@@ -198,6 +198,7 @@ class Run:
         given = isinstance(task, OwnTask) and task.by_client  # nothing is divided
         return {
             **identity(self.recipe),
+            "strategy_class": type(self.strategy).__name__,
             # of clients=0, whoever registered
             "clients": int(self.recipe.clients) or self.strategy.num_clients,
             **({"partition": BY_CLIENT} if given else {}),
