@@ -45,7 +45,6 @@ STATES = "client_state"  # where the clients of a simulation store theirs, in th
 class RunParts:
     """What a run is made of."""
 
-    device: torch.device
     task: AnyTask
     data: dict[str, Any]  # which data the run has, by split, as summary.json says it
     initial: Tensors  # the shared tensors, before round 1
@@ -103,7 +102,6 @@ def parts_of(
     strategy.state.kept = kept
     state, step = model.state_dict(), strategy.server_step
     return RunParts(
-        device=device,
         task=task,
         data=data | about,
         initial={name: state[name] for name in names},

@@ -56,7 +56,7 @@ def restore(
     log(INFO, "Resuming after round %s", checkpoint.state.round)
     for name, found in checkpoint.made_by.items():
         if origin.made_by.get(name) != found:
-            text = "the rounds before had %s %s, and this run goes on with %s"
+            text = "the rounds so far ran with %s %s, and the next ones run with %s"
             log(WARNING, text, name, found, origin.made_by.get(name))
     parts.strategy.restore(checkpoint.state)
     return checkpoint

@@ -40,6 +40,7 @@ from fedhet.server_app.checkpoint import Origin
 from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
 from fedhet.server_app.listeners import End, Finished, Listener, Start
+from fedhet.server_app.listeners.alarm import Alarm
 from fedhet.server_app.listeners.best_model import BestModel, best_model_rule, check_measured
 from fedhet.server_app.listeners.calibration import CalibratedSets
 from fedhet.server_app.listeners.checkpoints import Checkpoints
@@ -52,10 +53,11 @@ from fedhet.server_app.machine import machine
 from fedhet.server_app.parts import parts_of
 from fedhet.server_app.resuming import restore
 from fedhet.strategies.components.local_training_config import local_training_config
+from fedhet.strategies.modes.robust.aggregator import RobustAggregator
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.wire.records import to_record, to_tensors
 from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
-from fedhet.tasks import Functions, OwnTask
+from fedhet.tasks import Functions, OwnTask, pick_device
 
 
 class Run:
@@ -118,7 +120,13 @@ class Run:
         if self.rounds == 1 and not recipe.local.reuse_training:
             options = local_training_config(recipe.local, recipe.strategy.phases)
             listeners.append(SmallLastBatches(options, strategy))
-        return [*listeners, RoundLine()]
+        return [*listeners, *([Alarm()] if self._may_be_hostile() else []), RoundLine()]
+
+    def _may_be_hostile(self) -> bool:
+        """Return whether a client may be: of a deployment, or where the recipe expects one."""
+        aggregator = build_part(self.recipe, "strategy.aggregator", classifier_tensors=1)
+        expected = bool(self.recipe.attack) or isinstance(aggregator, RobustAggregator)
+        return expected or not self.recipe.runtime.simulation
 
     def start(self, grid: Grid) -> None:
         """Run the rounds; write the summary however they end.
@@ -206,7 +214,7 @@ class Run:
             "data": self.parts.data,
             "wall_seconds": time.monotonic() - self._began,
             "versions": versions(),
-            "machine": machine(self.parts.device),
+            "machine": machine(pick_device(self.recipe.device)),
             "fingerprint": fingerprint(self.recipe),
         }
 

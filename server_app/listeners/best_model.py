@@ -129,15 +129,15 @@ class BestModel(Listener):
         before = self.summary()
         if before and (later := _round_of(self._path)) > done:
             self._path.unlink()
-            text = "%s was of round %s and is gone: the run continues after round %s"
+            text = "removed %s: it held the model of round %s, and the run continues after round %s"
             log(WARNING, text, BEST, later, done)
             before = {}
         if before and before.get("metric") != self.rule.metric:
             self._path.unlink()
-            text = "%s was by %s and is gone: by %s a round after %s may be kept, if it is the best"
+            text = "removed %s: it held the best model by %s; by %s, rounds after %s may be kept"
             log(WARNING, text, BEST, before.get("metric"), self.rule.metric, done)
         elif not before and (best := self.rule.best(start.rows)):
-            text = "%s is kept from now on: a round has to beat %s %.6g of round %s, which has none"
+            text = "%s is written once a round beats %s %.6g of round %s, whose model was not kept"
             log(WARNING, text, BEST, self.rule.metric, best.value, best.round)
 
     def on_round(self, finished: Finished) -> None:
@@ -162,7 +162,7 @@ class BestModel(Listener):
         """Make the written model ``best.safetensors``: the rounds up to it are safe."""
         if self._next.exists():
             os.replace(self._next, self._path)
-            log(INFO, "%s is of round %s", BEST, _round_of(self._path))
+            log(INFO, "%s holds the model of round %s", BEST, _round_of(self._path))
 
     def summary(self) -> dict[str, Any]:
         """Return what summary.json says of the file; empty if there is none."""

@@ -72,7 +72,7 @@ class Loggers(Listener):
         self._active = {}
 
     def _call(self, when: str, call: Callable[[Logger], None]) -> None:
-        text = "logger.%s failed %s and gets no further rows; the run and metrics.jsonl go on (%s)"
+        text = "logger.%s failed %s and receives no further rows; metrics.jsonl has them all (%s)"
         for name, logger in list(self._active.items()):
             try:
                 call(logger)
