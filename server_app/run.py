@@ -21,6 +21,7 @@ from yaml import YAMLError
 from fedhet.common.checksums import MODEL, read_label, text_sha256
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.metrics import OWN, SHOWN_METRICS, own_names, shown_metrics
+from fedhet.common.nested import leaves
 from fedhet.common.results import (
     BY_CLIENT,
     COMPLETED,
@@ -50,7 +51,6 @@ from fedhet.conf import (
     resume_fingerprint,
     versions,
 )
-from fedhet.conf.renamed import leaves
 from fedhet.server_app.assembly import (
     build_strategy,
     calibration_of,
@@ -297,7 +297,7 @@ class Run:
         except (OSError, ValueError, YAMLError):
             return ""
         now = resolved(self.recipe, self.task.classifier_tensors)
-        old, new = (dict(leaves(one, ".")) for one in (before, now))
+        old, new = (dict(leaves(one)) for one in (before, now))
         changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
         allowed = (*LONGER, *SITE_KEYS, *NOTES)
         keys = [key for key in changed if key.partition(".")[0] not in allowed]

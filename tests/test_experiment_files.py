@@ -1,6 +1,7 @@
-"""Every experiment of reproductions/: it composes, says what it is, and its sweep makes its table."""
+"""Every experiment of reproductions/ composes, says what it is, and its sweep makes its table."""
 
 from functools import cache, lru_cache
+
 import pytest
 import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper

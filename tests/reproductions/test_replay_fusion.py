@@ -17,11 +17,6 @@ from fedhet.report.blocks import Picture
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import read_run
 from fedhet.report.subprocess_call import CallError
-from fedhet.strategies.base import local_model
-from fedhet.strategies.fusion.projected_layers import projected_layers
-from fedhet.strategies.maecho import HarmonizedOptima, Released
-from fedhet.strategies.round.client_snapshots import FILE
-from fedhet.tasks.evaluation import evaluate_model
 from fedhet.reproductions.maecho import neuron_matching as matching
 from fedhet.reproductions.maecho import replay_fusion as replay
 from fedhet.reproductions.maecho.flat_model import unflat
@@ -29,6 +24,11 @@ from fedhet.reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
 from fedhet.reproductions.maecho.fusion_path_plot import fusion
 from fedhet.reproductions.maecho.neuron_matching import local_optima, matched
 from fedhet.reproductions.maecho.neuron_plot import neurons
+from fedhet.strategies.base import local_model
+from fedhet.strategies.fusion.projected_layers import projected_layers
+from fedhet.strategies.maecho import HarmonizedOptima, Released
+from fedhet.strategies.round.client_snapshots import FILE
+from fedhet.tasks.evaluation import evaluate_model
 from tests.recipes import TINY, run_recipe
 from tests.reproductions.blocks import by_type, texts_of
 
