@@ -1,8 +1,8 @@
 """Replays a run's fusion of its clients' models, stopped after more and more iterations.
 
 A process of its own: ``echo '"RUN"' | python -m fedhet.reproductions.maecho.replay_fusion``. The
-plane is the paper's, through g_0, g_1 and g_2, where g_t holds all parameters after t iterations. Later
-iterates are projected onto it.
+plane is the paper's, through g_0, g_1 and g_2, where g_t holds all parameters after t iterations.
+Later iterates are projected onto it.
 """
 
 from __future__ import annotations
