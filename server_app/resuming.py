@@ -12,6 +12,7 @@ from yaml import YAMLError
 
 from fedhet.common.checksums import read_label
 from fedhet.common.errors import ConfigError
+from fedhet.common.nested import leaves
 from fedhet.common.results import (
     CONFIG,
     METRICS,
@@ -21,7 +22,6 @@ from fedhet.common.results import (
     read_summary,
 )
 from fedhet.conf import FOLDER_KEYS, LONGER, NOTES, SITE_KEYS, plain_part, resolved
-from fedhet.conf.renamed import leaves
 from fedhet.server_app.checkpoint import Checkpoint, Origin, load_checkpoint
 from fedhet.server_app.initial_model import KEY as INITIAL
 from fedhet.server_app.listeners.stopping import EarlyStopping, why_ended

@@ -18,9 +18,9 @@ from hydra.utils import get_class
 from docs.generator.markdown import first_sentence, url_after
 from docs.generator.measure import Cost, stored
 from fedhet.common.configured import fields, section_of
+from fedhet.common.nested import leaves
 from fedhet.conf import FOLDER, compose_overrides
 from fedhet.conf.catalogue import Entry, catalogue, entry, load
-from fedhet.conf.renamed import leaves
 from fedhet.strategies.base import ClientSide, ServerSide
 from fedhet.strategies.parts import Parts
 
