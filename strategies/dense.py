@@ -48,7 +48,7 @@ from flwr.common.logger import log
 from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError, require_choice, require_whole
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.components.aggregators import mean_of
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.ensemble import MeanLogits, mean_logits, require_logits
@@ -77,7 +77,7 @@ class Distilled:
         seed: of all random numbers.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
     def __init__(
         self,

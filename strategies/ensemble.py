@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots
 from fedhet.strategies.round.server_model import ServerModel
@@ -100,7 +100,7 @@ class AllClients:
         masked: a model has no say in classes that its client does not hold.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
     def __init__(self, masked: bool = True) -> None:
         self.masked = masked

@@ -58,6 +58,7 @@ from fedhet.strategies.base import (
     LocalOptimizer,
     LocalSummary,
     Payloads,
+    Reads,
     ReplySum,
     ServerSide,
     Tensors,
@@ -119,7 +120,7 @@ class ClientMomentumServer(ServerSide):
     """
 
     sends = frozenset({MOMENTUM})
-    reads_updates = True
+    reads = Reads.STEPS
 
     def __init__(
         self, alpha: float = 0.1, source: Literal["aggregate", "mean"] = "aggregate"

@@ -31,7 +31,7 @@ from typing import Unpack
 from torch import Tensor
 
 from fedhet.common.errors import require_range
-from fedhet.strategies.base import ReplySum, Tensors, Weighting
+from fedhet.strategies.base import Reads, ReplySum, Tensors, Weighting
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.arguments import Slots, refuse_slot
 from fedhet.strategies.round.update_diagnostics import norm
@@ -41,7 +41,7 @@ class ExtrapolatedMean:
     """The plain mean of updates times FedExP's server step size."""
 
     weighting: Weighting = "clients"
-    individual = "it needs the squared norm of every update; take strategy=fedavg"
+    reads = Reads.NORMS
 
     def __init__(self, eps: float = 0.001) -> None:
         self.eps = require_range("strategy.fedexp.eps", eps, open_low=True)

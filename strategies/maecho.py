@@ -42,7 +42,7 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError, require_choice, require_range, require_whole
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fusion.maecho_iterates import Cumulative, FromLocal, Iterate, Normalised
 from fedhet.strategies.fusion.projected_layers import (
@@ -118,7 +118,7 @@ class HarmonizedOptima:
         device: where to compute: "cpu", "cuda", or "auto".
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedhet.common.errors import require_choice, require_range
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fusion.projected_layers import (
     Layer,
@@ -75,7 +75,7 @@ class RegressionMean:
         classifier: "fused" like other layers, or "masked" as in MA-Echo.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
     def __init__(
         self,

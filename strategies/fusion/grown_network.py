@@ -12,7 +12,7 @@ from flwr.common.logger import log
 from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError, require_range, require_whole
-from fedhet.strategies.base import Reply, Tensors, local_model
+from fedhet.strategies.base import Reads, Reply, Tensors, local_model
 from fedhet.strategies.fusion.layer_chain import Link, read_chain
 from fedhet.strategies.fusion.neuron_matching import Neurons, match
 from fedhet.strategies.round.server_model import ServerModel
@@ -34,7 +34,7 @@ class GrownNetwork(ABC):
         seed: of their order.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
     key: str  # of the settings
 

@@ -37,12 +37,14 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedhet.common.errors import ConfigError, require_choice, require_range
 from fedhet.strategies.base import (
     STATE_LOST,
     ClientSide,
     Payloads,
+    Reads,
     RefusedReplyError,
     Reply,
     ReplySum,
@@ -58,11 +60,12 @@ from fedhet.strategies.modes.private.clipping import (
     FixedNorm,
     arrays_of,
     clip,
+    require_no_buffers,
     with_arrays,
 )
 from fedhet.strategies.modes.private.gaussian_mechanism import Uploads, epsilon_of
 from fedhet.strategies.modes.private.seeded_rng import noise_from
-from fedhet.strategies.modes.secure.reply_vector import copies, mean_reply, require_no_buffers
+from fedhet.strategies.round.exact_sum import norms_of
 from fedhet.strategies.slots import ClientSampler
 
 CLIPPING, NORM = "clipping", "norm"
@@ -125,11 +128,7 @@ class CentralPrivacy(ServerSide):
         sensitivity: by how much one client moved the last round's sum at most; None: before it.
     """
 
-    averages = True
-    individual = (
-        "it clips single replies: set strategy.differential_privacy.clipping=client, so that the "
-        "clients do"
-    )
+    leaves = Reads.SUM | Reads.STEPS
 
     def __init__(
         self,
@@ -154,7 +153,7 @@ class CentralPrivacy(ServerSide):
         self.norm = norm or FixedNorm()
         require_choice(f"{KEY}.clipping", clipping, ("client", "server"))
         self.at_client = clipping == "client"
-        self.keeps_replies = not self.at_client
+        self.reads = Reads.SUM if self.at_client else Reads.REPLIES
         self.delta = require_range(f"{KEY}.delta", delta, low=1e-10, high=0.1)
         self.reproducible_noise, self.seed = reproducible_noise, seed
         self.clients, self.participation = clients, participation
@@ -254,6 +253,35 @@ class CentralPrivacy(ServerSide):
         self.norm.value = float(state["released"][NORM])
         self.rounds = int(state["released"]["rounds"])
         self.uploads = Uploads.of(state["uploads"])
+
+
+def mean_reply(total: ReplySum, size: int) -> Reply:
+    """Return the sum of equally weighted replies over ``size``, with client id -1."""
+    count = len(total.replies)
+
+    def scaled(tensors: Tensors, factor: float) -> dict[str, Tensor]:
+        return {name: factor * value for name, value in tensors.items()}
+
+    return Reply(
+        -1,
+        max(1, round(sum(reply.num_examples for reply in total.replies) / count)),
+        max(1, round(sum(reply.num_steps for reply in total.replies) / count)),
+        math.fsum(reply.lr_sum for reply in total.replies) / count,
+        scaled(total.update, count / size),
+        {name: scaled(tensors, 1 / size) for name, tensors in total.payloads.items()},
+        buffers=dict(total.buffers),
+        per_example=total.replies[0].per_example,
+    )
+
+
+def copies(reply: Reply, size: int) -> ReplySum:
+    """Return the sum of ``size`` copies of a reply."""
+    bare = replace(reply, update={}, payloads={}, buffers={}, norms=norms_of(reply.update))
+    payloads = {
+        name: {tensor: size * value for tensor, value in tensors.items()}
+        for name, tensors in reply.payloads.items()
+    }
+    return ReplySum([bare] * size, [1 / size] * size, reply.update, payloads, reply.buffers)
 
 
 @cache
