@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from fedhet.common.configured import shown
 from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.common.kinds import MOST, in_words
 from fedhet.conf.mistakes import (
@@ -99,16 +100,6 @@ def _wrong_values(values: Mapping[str, Any]) -> dict[str, str]:
 def _replaced(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
     first, *rest = path
     return {**values, first: _replaced(values[first], rest, value) if rest else value}
-
-
-def shown(value: Any) -> str:
-    """Return a value as the command line has it."""
-    if isinstance(value, list):
-        return f"[{','.join(map(shown, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{shown(one)}' for key, one in value.items())}}}"
-    words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def _resolved(plain: Any, node: Any, path: tuple[str, ...]) -> Any:

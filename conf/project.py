@@ -130,18 +130,22 @@ def conf_folders() -> tuple[Path, ...]:
     return (FOLDER,) if found is None else (FOLDER, found.recipes)
 
 
-class _ProjectRecipes(SearchPathPlugin):
-    """Lets Hydra find the project's recipes."""
+class _Recipes(SearchPathPlugin):
+    """Lets Hydra find the methods (conf/method_source.py) and the project's recipes."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the project's folder."""
+        """Append the methods and the project's folder."""
+        search_path.append("fedhet", "methods://")
         for folder in conf_folders()[1:]:
             search_path.append("project", f"file://{folder}")
 
 
-def register_project_recipes() -> None:
-    """Let Hydra find the project's recipes, in this process."""
-    Plugins.instance().register(_ProjectRecipes)
+def register_recipes() -> None:
+    """Let Hydra find the methods and the project's recipes, in this process."""
+    from fedhet.conf.method_source import MethodSource
+
+    Plugins.instance().register(MethodSource)
+    Plugins.instance().register(_Recipes)
 
 
 # ------------------------------------------------------------------------------------------- code

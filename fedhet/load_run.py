@@ -19,7 +19,8 @@ from fedhet.common.checksums import CLIENT_STATE, MODEL, require_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.files import expanded
 from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, read_summary
-from fedhet.conf import build_part, method_name
+from fedhet.conf import method_name
+from fedhet.conf.build import strategy_parts
 from fedhet.conf.renamed import upgrade_config
 from fedhet.server_app.best_round import BEST
 from fedhet.server_app.initial_model import fixed_tensors
@@ -169,12 +170,12 @@ def _output_model(folder: Path, best: bool) -> tuple[dict[str, Tensor], str | No
 
 def _sides_with_own_model(recipe: DictConfig, task: AnyTask) -> dict[str, ClientSide]:
     """Return the client sides whose model of the client's own can be made after the run."""
-    sides = build_part(recipe, "strategy.client_sides", task.classifier_tensors)
+    sides = strategy_parts(recipe, task.classifier_tensors).client_sides
     found = {name: sides[name] for name in sides_with("own_model", sides)}
     for name, side in found.items():
         if not side.own_state:
             raise ConfigError(
-                f"--state: the own models of strategy.client_sides.{name} are known right after "
+                f"--state: the own models of strategy={name} are known right after "
                 f"their training alone: with strategy={method_name(recipe)} no file has a client's"
             )
     return found
@@ -203,8 +204,8 @@ def _require_own_model(
     for name, side in sides.items():
         if lacking := sorted(side.own_state - kept.keys()):
             raise ConfigError(
-                f"--state {path} lacks {', '.join(lacking)}, of which strategy.client_sides.{name} "
-                "makes the client's own model"
+                f"--state {path} lacks {', '.join(lacking)}, of which strategy={name} makes "
+                " the client's own model"
             )
     if not sides and PERSONAL not in kept:
         raise ConfigError(

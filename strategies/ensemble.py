@@ -19,7 +19,7 @@ round. :func:`ensemble_of` makes a network from the file:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,12 @@ from torch.func import functional_call
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Reads, Reply, Tensors
-from fedhet.strategies.federated import FederatedStrategy
-from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.method import ONE_SHOT, Method
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.statistics.class_counts import (
     CLASS_COUNTS,
-    ClassCountsClient,
-    ClassCountsServer,
+    class_count_parts,
     holder_shares,
 )
 
@@ -102,7 +101,7 @@ class AllClients:
 
     reads = Reads.MODELS
 
-    def __init__(self, masked: bool = True) -> None:
+    def __init__(self, masked: bool) -> None:
         self.masked = masked
 
     def bind(self, network: ServerModel) -> None:
@@ -140,13 +139,20 @@ def ensemble_of(tensors: Tensors, model: nn.Module) -> MeanLogits:
     return MeanLogits(model, by_client, tensors[SHARES].to(device)).eval()
 
 
-class Ensemble(FederatedStrategy):
-    """One round whose output is the ensemble: ``Ensemble(server_model=ServerModel(...))``."""
+class Ensemble(Method):
+    """Ensemble (Su et al. 2023): one round; keeps the clients' models and evaluates their mean
+    logits. An upper bound of one-shot fusion.
+    """
 
-    def __init__(self, masked: bool = True, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("output", AllClients(masked))
-        super().__init__(
-            client_sides={"class_counts": ClassCountsClient(masked)},
-            server_sides={"class_counts": ClassCountsServer(masked)},
-            **slots,
-        )
+    replaces = frozenset({"output"})
+    settings = ONE_SHOT
+    requires = MappingProxyType({"strategy.personal": "none", "strategy.output": None})
+
+    masked: bool = True
+    """a model says nothing of classes that its client has at most one example of; false: the plain
+    mean of logits, and no class counts are sent"""
+
+    def parts(self) -> Parts:
+        """Keep all models as the output."""
+        counts = class_count_parts() if self.masked else Parts()
+        return counts | Parts(output=AllClients(self.masked))

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +33,8 @@ from fedhet.strategies.base import (
     LocalOptimizer,
     LocalSummary,
     Payloads,
-    RefusedReplyError,
     Reads,
+    RefusedReplyError,
     Reply,
     ServerSide,
     Shapes,
@@ -43,8 +42,8 @@ from fedhet.strategies.base import (
     Weighting,
 )
 from fedhet.strategies.components.local_optimizers import reach
-from fedhet.strategies.federated import FederatedStrategy
-from fedhet.strategies.round.arguments import Slots, refuse_slot
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
 
 REACH = "fednova_reach"
 
@@ -119,14 +118,19 @@ class NormalizedMean:
         return delta
 
 
-class FedNova(FederatedStrategy):
-    """FedAvg with :class:`NormalizedMean`."""
+class FedNova(Method):
+    """FedNova (Wang et al. 2020): divides every client's update by its local steps, for clients
+    that take very different numbers of steps.
+    """
 
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        refuse_slot(self, "aggregator", slots)
-        slots["aggregator"] = NormalizedMean()
-        super().__init__(
+    replaces = frozenset({"aggregator"})
+    # What models that start apart differ by comes from no step.
+    requires = MappingProxyType({"strategy.aggregator": None, "local.initial": "received"})
+
+    def parts(self) -> Parts:
+        """Divide the updates by the reach that the clients send."""
+        return Parts(
             client_sides={"fednova": FedNovaClient()},
             server_sides={"fednova": FedNovaServer()},
-            **slots,
+            aggregator=NormalizedMean(),
         )

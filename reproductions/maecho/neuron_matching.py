@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Reply, Tensors, local_model
-from fedhet.strategies.fusion.neuron_alignment import Alignment
+from fedhet.strategies.fusion.neuron_alignment import NeuronAlignment
 from fedhet.strategies.fusion.projected_layers import flattened, projected_layers, unflattened
 from fedhet.strategies.fusion.projections import PROJECTIONS
 from fedhet.strategies.maecho import HarmonizedOptima, Released
@@ -112,7 +112,7 @@ def _aligned(params: Tensors, sent: Sequence[Reply]) -> Models | None:
     """Return the models in the order of the first one's neurons; None if that is not possible."""
     bare = [dataclasses.replace(reply, payloads={}) for reply in sent]
     try:
-        return [local_model(params, reply) for reply in Alignment()(params, bare)]
+        return [local_model(params, reply) for reply in NeuronAlignment()(params, bare)]
     except ConfigError:
         return None
 

@@ -11,6 +11,7 @@ of the clients' models (strategies/ensemble.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from torch import Tensor
 
 from fedhet.strategies.base import Reads, Reply, Tensors

@@ -54,7 +54,7 @@ def transport(rows: Tensor, anchor: Tensor) -> Tensor:
     return order
 
 
-class Alignment:
+class NeuronAlignment:
     """The transform: every reply in the neuron order of the first one, projections included."""
 
     reads = Reads.MODELS

@@ -26,50 +26,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from flwr.app import Message
 from torch import Tensor
 
-from fedhet.common.errors import ConfigError, require_choice, require_range, require_whole
+from fedhet.common.configured import Configured, Key
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, NotNegative, Seed, Whole
 from fedhet.strategies.base import ReplySum, Tensors
 from fedhet.strategies.round.selection import Arriving, Outcome, Selection
 
 STARTS = 0x57  # stream of the run's seed: who starts next
 Discount = Literal["constant", "polynomial", "hinge"]
-_KEY = "strategy.asynchronous"
 
 
-@dataclass(frozen=True)
-class Asynchronous:
-    """Settings of asynchronous rounds; the sampler's participation is M / N.
+class Asynchronous(Configured):
+    """Settings of asynchronous rounds; the sampler's participation is M / N."""
 
-    Attributes:
-        buffer: K, the replies of a step.
-        discount: s.
-        exponent: a.
-        threshold: b of hinge.
-        max_staleness: older replies are not waited for; None: any count.
-        towards_model: FedAsync's step, to y_i and not along y_i - x_i.
-        seed: of the run, of who starts next among real clients; a simulated system has its own.
-    """
+    section = "strategy.asynchronous"
 
-    buffer: int = 10
+    buffer: Count = 10
+    """K, replies of a step"""
     discount: Discount = "polynomial"
-    exponent: float = 0.5
-    threshold: float = 4.0
-    max_staleness: int | None = None
+    """of a reply that is tau steps stale: polynomial, (1 + tau)^-exponent | hinge, 1 up to the
+    threshold, then 1 / (exponent (tau - threshold) + 1) | constant"""
+    exponent: NotNegative = 0.5
+    """a"""
+    threshold: NotNegative = 4.0
+    """b of hinge"""
+    max_staleness: Whole | None = None
+    """staler replies are not waited for; null: any count"""
     towards_model: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        require_whole(f"{_KEY}.buffer", self.buffer, low=1)
-        require_choice(f"{_KEY}.discount", self.discount, get_args(Discount))
-        require_range(f"{_KEY}.exponent", self.exponent)
-        require_range(f"{_KEY}.threshold", self.threshold)
-        if self.max_staleness is not None:
-            require_whole(f"{_KEY}.max_staleness", self.max_staleness, low=0)
+    """FedAsync's step, to y_i; false: along the client's change, as FedBuff steps"""
+    seed: Annotated[Seed, Key("seed")] = 0
 
     def weight(self, staleness: int) -> float:
         """Return s(tau)."""

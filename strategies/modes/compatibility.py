@@ -133,6 +133,9 @@ PAIRS = {
     ),
     ("evaluation at clients", "secure"): "it asks each client for its loss and accuracy",
     ("values per client", "secure"): "it writes the values of single clients",
+    ("compression down", "towards the model"): (
+        "the server does not have the rounded model that the clients start from"
+    ),
     ("evaluation at clients", "another network"): (
         "clients evaluate models of the task's architecture (give the server test examples in "
         "task.test_data)"

@@ -32,7 +32,7 @@ from flwr.supercore.differential_privacy import (
 )
 from numpy.typing import NDArray
 
-from fedhet.common.errors import ConfigError, require_range
+from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, Reply, Tensors
 from fedhet.strategies.modes.private.seeded_rng import Noise
 
@@ -85,11 +85,7 @@ class FixedNorm:
     """A constant clipping norm C."""
 
     adaptive: ClassVar[bool] = False
-    value: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the range."""
-        require_range(f"{KEY}.clipping_norm", self.value, open_low=True)
+    value: float
 
     def noise_multiplier(self, total: float, size: int) -> float:
         """Return z of the mean, if all that is released has ``total`` together."""
@@ -111,18 +107,10 @@ class AdaptiveNorm:
     """
 
     adaptive: ClassVar[bool] = True
-    value: float = 0.1
-    quantile: float = 0.5
-    lr: float = 0.2
-    count_stddev: float | None = None
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        require_range(f"{KEY}.initial_clipping_norm", self.value, open_low=True)
-        require_range(f"{KEY}.target_quantile", self.quantile, high=1.0)
-        require_range(f"{KEY}.clip_norm_lr", self.lr, open_low=True)
-        if self.count_stddev is not None:
-            require_range(f"{KEY}.count_stddev", self.count_stddev, open_low=True)
+    value: float
+    quantile: float
+    lr: float
+    count_stddev: float | None
 
     def noise_multiplier(self, total: float, size: int) -> float:
         """Return z_v = (z^-2 - (2 s)^-2)^(-1/2), with m = ``size``: mean and count have z."""

@@ -33,13 +33,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import ConfigError, require_choice, require_range
+from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
     STATE_LOST,
     ClientSide,
@@ -52,12 +52,11 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
-from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
+from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.modes.private.clipping import (
     KEY,
     NORM_BIT,
     ClippingNorm,
-    FixedNorm,
     arrays_of,
     clip,
     require_no_buffers,
@@ -66,7 +65,9 @@ from fedhet.strategies.modes.private.clipping import (
 from fedhet.strategies.modes.private.gaussian_mechanism import Uploads, epsilon_of
 from fedhet.strategies.modes.private.seeded_rng import noise_from
 from fedhet.strategies.round.exact_sum import norms_of
-from fedhet.strategies.slots import ClientSampler
+
+if TYPE_CHECKING:
+    from fedhet.strategies.mechanisms import Central
 
 CLIPPING, NORM = "clipping", "norm"
 UNCLIPPED = "unclipped"
@@ -86,9 +87,7 @@ class ClippingClient(ClientSide):
 
     clips = True
 
-    def __init__(
-        self, clipping: Literal["client", "server"] = "client", adaptive: bool = False
-    ) -> None:
+    def __init__(self, clipping: Literal["client", "server"], *, adaptive: bool) -> None:
         at_client = clipping == "client"
         self.needs = frozenset({CLIPPING} if at_client else ())
         self.sends = frozenset({NORM_BIT} if at_client and adaptive else ())
@@ -111,17 +110,9 @@ class CentralPrivacy(ServerSide):
     """Replaces the replies by m copies of their clipped sum plus noise, over m.
 
     Args:
-        clients: N.
-        noise_multiplier: z; 0: clipping without noise.
+        privacy: its settings.
         norm: the clipping norm C.
-        clipping: who clips: "client", or "server", which then sees the unclipped uploads.
-        delta: epsilon is reported for it.
-        reproducible_noise: draw the noise from the run's seed, so that the run can be repeated to
-            the bit; it then hides nothing from those who know the seed, as every client does.
-        seed: of the run.
-        sampler: class of the run's sampler.
-        sampler_seed: of the run's sampler; None: nobody can foresee who takes part.
-        participation: the expected share of the N clients in a round.
+        secret: nobody can foresee who takes part in a round.
 
     Attributes:
         size: m, the expected number of clients in a round.
@@ -130,34 +121,19 @@ class CentralPrivacy(ServerSide):
 
     leaves = Reads.SUM | Reads.STEPS
 
-    def __init__(
-        self,
-        clients: int,
-        noise_multiplier: float = 1.0,
-        norm: ClippingNorm | None = None,
-        clipping: Literal["client", "server"] = "client",
-        delta: float = 1e-5,
-        reproducible_noise: bool = False,
-        seed: int = 0,
-        sampler: type[ClientSampler] | None = None,
-        sampler_seed: int | None = 0,
-        participation: float = 1.0,
-    ) -> None:
+    def __init__(self, privacy: Central, norm: ClippingNorm, *, secret: bool) -> None:
+        clients, participation = privacy.clients, privacy.participation
         if clients < 1:
             raise ConfigError(
                 f"clients={clients}: strategy/differential_privacy divides by the number of "
                 "clients that it expects in a round, which must not depend on who connects: set "
                 "clients to their number"
             )
-        self.z = require_range(f"{KEY}.noise_multiplier", noise_multiplier)
-        self.norm = norm or FixedNorm()
-        require_choice(f"{KEY}.clipping", clipping, ("client", "server"))
-        self.at_client = clipping == "client"
+        self.z, self.norm, self.delta = privacy.noise_multiplier, norm, privacy.delta
+        self.at_client = privacy.clipping == "client"
         self.reads = Reads.SUM if self.at_client else Reads.REPLIES
-        self.delta = require_range(f"{KEY}.delta", delta, low=1e-10, high=0.1)
-        self.reproducible_noise, self.seed = reproducible_noise, seed
-        self.clients, self.participation = clients, participation
-        self.poisson = sampler is BernoulliSampler and sampler_seed is None
+        self.reproducible_noise, self.seed = privacy.reproducible_noise, privacy.seed
+        self.clients, self.participation, self.secret = clients, participation, secret
         self.sends = frozenset({CLIPPING} if self.at_client else ())
         self.needs = frozenset({NORM_BIT} if self.at_client and self.norm.adaptive else ())
         self.adds = frozenset({NORM_BIT} if not self.at_client and self.norm.adaptive else ())
@@ -238,7 +214,7 @@ class CentralPrivacy(ServerSide):
         """
         rate = self.participation
         nobody = self.rounds * (1 - rate) ** self.clients
-        return self.poisson and rate < 1.0 and nobody <= 1e-3 * self.delta
+        return self.secret and rate < 1.0 and nobody <= 1e-3 * self.delta
 
     def state_dict(self) -> Payloads:
         """Return C, the number of rounds and the uploads by client."""
@@ -316,16 +292,10 @@ class LocalMechanism:
             the bit; it then hides nothing from those who know the seed, as the server does.
     """
 
-    clipping_norm: float = 1.0
-    epsilon: float = 1.0
-    delta: float = 1e-5
-    reproducible_noise: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        require_range(f"{KEY}.clipping_norm", self.clipping_norm, open_low=True)
-        require_range(f"{KEY}.epsilon", self.epsilon, open_low=True)
-        require_range(f"{KEY}.delta", self.delta, low=1e-10, high=0.1)
+    clipping_norm: float
+    epsilon: float
+    delta: float
+    reproducible_noise: bool
 
     @property
     def noise_multiplier(self) -> float:
@@ -343,8 +313,8 @@ class LocalPrivacyClient(ClientSide):
 
     clips = True
 
-    def __init__(self, mechanism: LocalMechanism | None = None) -> None:
-        self.mechanism = mechanism or LocalMechanism()
+    def __init__(self, mechanism: LocalMechanism) -> None:
+        self.mechanism = mechanism
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
         """Return the reply with noise; raise ConfigError if buffers would leave without it."""
@@ -360,8 +330,8 @@ class LocalPrivacyClient(ClientSide):
 class LocalPrivacyServer(ServerSide):
     """Counts the uploads of each client and reports epsilon of the clients' mechanism."""
 
-    def __init__(self, mechanism: LocalMechanism | None = None) -> None:
-        self.mechanism = mechanism or LocalMechanism()
+    def __init__(self, mechanism: LocalMechanism) -> None:
+        self.mechanism = mechanism
         self.uploads = Uploads()
 
     def init(self, params: Tensors) -> None:

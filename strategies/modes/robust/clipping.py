@@ -130,7 +130,7 @@ class NormBound(RobustAggregator):
         """Return the bound of this round; keep the next one's."""
         bound = self.bounds.get(group) or _quantile(lengths, self.quantile)
         if bound > 0.0:
-            following = AdaptiveNorm(bound, self.quantile, self.lr)
+            following = AdaptiveNorm(bound, self.quantile, self.lr, count_stddev=None)
             unclipped = sum(length <= bound for length in lengths)
             following.move(unclipped, len(lengths), len(lengths), None)
             self.bounds[group] = following.value

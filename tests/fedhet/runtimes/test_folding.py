@@ -18,7 +18,7 @@ from fedhet.runtimes.local.protocol import Federation
 from fedhet.runtimes.local.shared_memory import Channel, SharedSums, WritableFile
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.strategies.base import Reply, ReplySum
-from fedhet.strategies.round.reply_fold import FoldRule, Limits, ReplyFold, SumRule, sum_of
+from fedhet.strategies.round.reply_fold import FoldSettings, Limits, ReplyFold, SumRule, sum_of
 from fedhet.strategies.wire.border import ExpectedReply
 from fedhet.strategies.wire.records import to_record
 from tests.fedhet.runtimes.apps import update_of
@@ -37,10 +37,10 @@ def grid(tmp_path: Path) -> Iterator[WorkerGrid]:
     grid.close()
 
 
-def rule() -> FoldRule:
+def rule() -> FoldSettings:
     params = {name: torch.empty(shape, device="meta") for name, shape in SHAPES.items()}
     expected = ExpectedReply(params, payloads={"extra"}, shapes={"extra": {"w": (300, 300)}})
-    return FoldRule(expected, {client: Limits() for client in range(CLIENTS)}, SUM)
+    return FoldSettings(expected, {client: Limits() for client in range(CLIENTS)}, SUM)
 
 
 def messages(round: int = 1, **asked: str) -> dict[int, Message]:
@@ -195,7 +195,7 @@ def test_a_client_that_takes_too_long_costs_itself_only(grid, monkeypatch):
 @pytest.mark.slow
 def test_parts_merge_in_any_order_and_split():
     def fold(clients) -> ReplyFold:
-        part = ReplyFold(rule())
+        part = ReplyFold(settings())
         for client in clients:
             update = update_of(client, SHAPES)
             part.sum.add(Reply(client, client + 1, 1, 0.1, update, {"extra": {"w": -update["w"]}}))
@@ -204,7 +204,7 @@ def test_parts_merge_in_any_order_and_split():
     for seed, cut in itertools.product(range(3), (1, 3)):
         order = random.Random(seed).sample(range(CLIENTS), CLIENTS)
         parts = [fold(order[:cut]), fold(order[cut:5]), fold(order[5:])]
-        total = ReplyFold(rule())
+        total = ReplyFold(settings())
         for part in parts:
             total.merge(part)
         require_equal(total, expected_sum())
