@@ -13,7 +13,7 @@ from fedhet.strategies.base import (
     ServerSide,
     Weighting,
 )
-from fedhet.strategies.round.reply_fold import SumRule, sum_of, summed_payloads
+from fedhet.strategies.round.reply_fold import Weights, sum_of, summed_payloads
 
 
 def check_side(side: ClientSide, model: nn.Module, optimizer: LocalOptimizer | Any) -> None:
@@ -23,10 +23,10 @@ def check_side(side: ClientSide, model: nn.Module, optimizer: LocalOptimizer | A
 
 def total_of(replies: Sequence[Reply], weighting: Weighting = "clients") -> ReplySum:
     """Return the sum of replies and of all that they send."""
-    return sum_of(replies, SumRule(weighting, replies[0].payloads.keys()))
+    return sum_of(replies, Weights(weighting), replies[0].payloads.keys())
 
 
 def released(side: ServerSide, replies: Sequence[Reply]) -> ReplySum:
     """Return what a server side makes of replies of equal weight."""
     payloads = {*replies[0].payloads, *summed_payloads({"side": side})}
-    return side.release(sum_of(side.receive({}, replies), SumRule("clients", payloads)))
+    return side.release(sum_of(side.receive({}, replies), Weights("clients"), payloads))

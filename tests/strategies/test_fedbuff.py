@@ -32,7 +32,7 @@ from fedhet.strategies.modes.simulated_clients import SimulatedClients, Started
 from fedhet.strategies.modes.systems import Constant, DayNight, LogNormal
 from fedhet.strategies.round.client_snapshots import ClientSnapshots
 from fedhet.strategies.round.registration import FederationConfig
-from fedhet.strategies.round.reply_fold import SumRule, sum_of
+from fedhet.strategies.round.reply_fold import Weights, sum_of
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.wire.records import METRICS, to_tensors
 from tests.federation import Regression, TensorBatches, federate
@@ -203,7 +203,7 @@ def test_buffers_are_a_mean_of_the_clients_and_the_servers_by_hand(towards_model
         Reply(1, 1, 1, 0.1, {"w": torch.tensor([2.0])}, buffers={"v": torch.tensor([-1.0])}),
     ]
     discounts = {0: 0.5, 1: 1.0}
-    total = sum_of(replies, SumRule("clients", discounts=discounts))
+    total = sum_of(replies, Weights("clients", discounts))
     versions, models = {0: 1, 1: 2}, {1: {"v": torch.tensor([4.0])}, 2: {"v": torch.tensor([2.0])}}
     for version, model in models.items():
         model["w"] = torch.tensor([10.0 * version])

@@ -20,7 +20,7 @@ from fedhet.strategies.modes.robust.clipping import CenteredClipping
 from fedhet.strategies.modes.robust.coordinates import Median
 from fedhet.strategies.modes.robust.geometric_median import GeometricMedian
 from fedhet.strategies.modes.robust.selection import MultiKrum
-from fedhet.strategies.round.reply_fold import SumRule, sum_of
+from fedhet.strategies.round.reply_fold import Weights, sum_of
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.sides import total_of
 from tests.strategies.test_closed_forms import clients, gradient
@@ -134,7 +134,7 @@ def after_rounds_of_a_constant_gradient(aggregator, steps, claimed, examples) ->
             for i, (k, n) in enumerate(zip(steps, examples, strict=True))
         ]
         replies = [replace(r, lr_sum=k * LR) for r, k in zip(replies, claimed, strict=True)]
-        total = sum_of(replies, SumRule(weighting))
+        total = sum_of(replies, Weights(weighting))
         if robust:
             total = aggregator.combine({"w": torch.zeros(1)}, total, replies, round)
         single = isinstance(aggregator, NormalizedMean)
