@@ -17,6 +17,7 @@ from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, federate
 from tests.strategies.round.test_round import clients, folders
+from tests.strategies.sides import built
 
 OPTIONS = LocalTrainingConfig(batch_size=4, epochs=3)
 
@@ -158,7 +159,9 @@ def test_values_out_of_range_are_refused(how, key):
 def strategy(**how) -> SCAFFOLD:
     system = LogNormal(sigma=1.5, over_selection=1.5, dropout=0.2, deadline_seconds=0.1, seed=4)
     sampler = FixedSizeSampler(0.5, seed=1)
-    return SCAFFOLD(local_lr=0.1, sampler=sampler, system=system, local_training=OPTIONS, **how)
+    return built(
+        SCAFFOLD, local_lr=0.1, sampler=sampler, system=system, local_training=OPTIONS, **how
+    )
 
 
 def run(strategy, path, rounds=10, **how):

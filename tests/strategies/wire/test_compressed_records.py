@@ -39,6 +39,7 @@ from fedhet.strategies.wire.records import METRICS, count_bytes, to_metrics, to_
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.modes.private.test_differential_privacy import central
 from tests.strategies.round.test_round import Forgetful, Normed, without
+from tests.strategies.sides import built
 
 SIZE, CLIENTS, ROUNDS = 12, 3, 5
 OPTIONS = LocalTrainingConfig(batch_size=8, epochs=1)
@@ -75,7 +76,7 @@ class Watched:
             return replies
 
         monkeypatch.setattr(messages, "reply_records", watching)
-        self.strategy = SCAFFOLD(local_lr=0.05, compression=compression, transforms=[add_up])
+        self.strategy = built(SCAFFOLD, local_lr=0.05, compression=compression, transforms=[add_up])
         how = {"stores": self.stores, "options": OPTIONS, "tamper": tamper}
         model = partial(Regression, SIZE)
         federate(self.strategy, datasets(), model=model, rounds=ROUNDS, **how)
@@ -145,7 +146,7 @@ def test_clients_train_from_what_was_sent_and_the_server_steps_from_its_own_x(do
     """One step: y_i - C(x) = -lr g_i(C(x)), with g_i(x) = X'(X x - t) / n by hand."""
     x = torch.randn(1, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     compression, sent = Compression(down=down, seed=7), []
-    strategy = FedAvg(local_lr=0.1, compression=compression)
+    strategy = built(FedAvg, local_lr=0.1, compression=compression)
     grid = {"model": partial(Regression, SIZE), "rounds": 1, "options": OPTIONS}
     write = strategy.configure_train
 
@@ -174,7 +175,9 @@ def test_a_payload_down_names_its_tensors_and_buffers_travel_in_full():
         answered.append(reply.content)
         return reply
 
-    strategy = FedPVR("head.*", local_lr=0.1, compression=compression, buffers=BUFFERS)
+    strategy = built(
+        FedPVR, layers="head.*", local_lr=0.1, compression=compression, buffers=BUFFERS
+    )
     write = strategy.configure_train
     strategy.configure_train = lambda *a: asked.append(write(*a)) or asked[-1]
     how = {"model": Normed, "rounds": 1, "options": OPTIONS}
@@ -374,16 +377,16 @@ def test_a_missing_record_is_refused():
 def test_privacy_that_it_would_break_is_refused_and_the_rest_goes_together():
     secure, up = SecAggPlus(max_examples=50), Compression(Int8())
     with pytest.raises(ConfigError, match=r"masked whole numbers.*strategy/compression=none"):
-        FedAvg(compression=up, secure_aggregation=secure)
+        built(FedAvg, compression=up, secure_aggregation=secure)
     with pytest.raises(ConfigError, match=r"would change it after that \(Int8\).*clipping=server"):
         central(compression=up)
     central(clipping="server", compression=up)
     how = {"model": partial(Regression, SIZE), "rounds": 1, "options": OPTIONS}
     down = {"compression": Compression(down="bfloat16"), "local_lr": 0.1}
     start = {"head.weight": torch.full((1, SIZE), 0.123, dtype=torch.float64)}
-    plain, _ = federate(FedAvg(**down), datasets(), initial=start, **how)
+    plain, _ = federate(built(FedAvg, **down), datasets(), initial=start, **how)
     summed, _ = federate(
-        FedAvg(**down, secure_aggregation=secure), datasets(), initial=start, **how
+        built(FedAvg, **down, secure_aggregation=secure), datasets(), initial=start, **how
     )
     torch.testing.assert_close(summed, plain, rtol=0, atol=1e-6)
 
