@@ -14,7 +14,8 @@ from fedhet.strategies import dense
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.dense import DENSE, Distilled
-from fedhet.strategies.ensemble import AllClients, Ensemble, MeanLogits, mean_logits
+from fedhet.strategies.ensemble import AllClients, Ensemble
+from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits
 from fedhet.strategies.fusion.distillation import (
     Distillation,
     Generation,

@@ -33,7 +33,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -65,9 +65,6 @@ from fedhet.strategies.modes.private.clipping import (
 from fedhet.strategies.modes.private.gaussian_mechanism import Uploads, epsilon_of
 from fedhet.strategies.modes.private.seeded_rng import noise_from
 from fedhet.strategies.round.exact_sum import norms_of
-
-if TYPE_CHECKING:
-    from fedhet.strategies.mechanisms import Central
 
 CLIPPING, NORM = "clipping", "norm"
 UNCLIPPED = "unclipped"
@@ -106,6 +103,18 @@ def with_norm_bit(reply: Reply, was_longer: bool) -> Reply:
     return replace(reply, payloads={**reply.payloads, NORM_BIT: bit})
 
 
+class CentralSettings(Protocol):
+    """The settings of central differential privacy (strategies/mechanisms.py)."""
+
+    clients: int
+    participation: float
+    noise_multiplier: float
+    delta: float
+    clipping: Literal["client", "server"]
+    reproducible_noise: bool
+    seed: int
+
+
 class CentralPrivacy(ServerSide):
     """Replaces the replies by m copies of their clipped sum plus noise, over m.
 
@@ -121,7 +130,7 @@ class CentralPrivacy(ServerSide):
 
     leaves = Reads.SUM | Reads.STEPS
 
-    def __init__(self, privacy: Central, norm: ClippingNorm, *, secret: bool) -> None:
+    def __init__(self, privacy: CentralSettings, norm: ClippingNorm, *, secret: bool) -> None:
         clients, participation = privacy.clients, privacy.participation
         if clients < 1:
             raise ConfigError(
