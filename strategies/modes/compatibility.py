@@ -224,17 +224,18 @@ def check(run: Composition) -> None:
 
 
 def _check_readers(name: str, run: Composition) -> None:
-    mode, too_much = MODES[name], []
+    mode, too_much, left = MODES[name], list[str](), Reads.ALL
     for key, part, reads in run.readers(name):
         leaves = mode.leaves
         if key == "strategy.aggregator":
             leaves &= mode.to_aggregator
         if more := reads & ~leaves:
             too_much.append(f"{key} {part} reads {_in_words(more)}")
+            left &= leaves
     if too_much:
         raise ConfigError(
-            f"{mode.key} leaves {_in_words(mode.leaves & mode.to_aggregator)} to be read, and "
-            f"{'; '.join(too_much)}: {mode.off}, or choose another method"
+            f"{mode.key} leaves only {_in_words(left)} to be read, and {'; '.join(too_much)}: "
+            f"{mode.off}, or choose parts that read no more"
         )
 
 

@@ -245,9 +245,13 @@ def _decode_payload(
 ) -> dict[str, Tensor]:
     one, bounds = expected.payloads[name], expected.bounds
     if one.compressed and expected.compression.up is not None:
-        dtypes = {key: value.dtype for key, value in expected.shared.items()}
+        own = {key: value.dtype for key, value in expected.shared.items()}
         tensors = {
-            key: torch.empty(shape, dtype=dtypes.get(key, torch.float32), device="meta")
+            key: torch.empty(
+                [n for n in shape if n is not None],  # all are known: see compressed_shapes
+                dtype=own.get(key, torch.float32),
+                device="meta",
+            )
             for key, shape in (one.shapes or {}).items()
         }
         return _decompressed(content, name, client_id, expected, tensors, {}, bounds.largest)

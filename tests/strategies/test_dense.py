@@ -15,7 +15,6 @@ from fedhet.strategies.base import Reply
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.dense import DENSE, Distilled
 from fedhet.strategies.ensemble import AllClients, Ensemble
-from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits
 from fedhet.strategies.fusion.distillation import (
     Distillation,
     Generation,
@@ -26,6 +25,7 @@ from fedhet.strategies.fusion.distillation import (
     statistics_gaps,
 )
 from fedhet.strategies.fusion.image_generator import Generator, Views
+from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
 from tests.strategies.sides import built

@@ -22,13 +22,13 @@ from fedhet.strategies.feddyn import FedDyn
 from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fednova import FedNova
-from fedhet.strategies.modes.asynchronous import Asynchronous
+from fedhet.strategies.modes.asynchronous import Asynchronous, Started
 from fedhet.strategies.modes.private.differential_privacy import (
     LocalPrivacyClient,
     LocalPrivacyServer,
 )
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
-from fedhet.strategies.modes.simulated_clients import SimulatedClients, Started
+from fedhet.strategies.modes.simulated_clients import SimulatedClients
 from fedhet.strategies.modes.systems import Constant, DayNight, LogNormal
 from fedhet.strategies.round.client_snapshots import ClientSnapshots
 from fedhet.strategies.round.registration import FederationConfig
