@@ -74,7 +74,7 @@ class _Missing:
 MISSING = _Missing()
 
 
-@dataclass_transform(kw_only_default=True)
+@dataclass_transform(kw_only_default=True, eq_default=False)
 class Configured:
     """A class whose annotated attributes are its parameters; all are named where they are given.
 
@@ -124,9 +124,14 @@ class Option(Configured):
             cls.section = cls.group.replace("/", ".")
 
 
-@cache
 def fields(kind: type[Configured]) -> Mapping[str, Field]:
     """Return a class's parameters by name, those of the classes that it extends first."""
+    any_kind: Any = kind  # to mypy, no class of this kind can be hashed
+    return _fields(any_kind)
+
+
+@cache
+def _fields(kind: type[Configured]) -> Mapping[str, Field]:
     found: dict[str, Field] = {}
     hints = get_type_hints(kind, include_extras=True)
     for base in reversed(kind.__mro__):
@@ -140,11 +145,19 @@ def fields(kind: type[Configured]) -> Mapping[str, Field]:
 
 def _field(name: str, hint: Any, default: Any) -> Field:
     inner, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    marks = {type(one): one for one in metadata if isinstance(one, Key | Refers | InCode)}
-    rest = [one for one in metadata if not isinstance(one, Key | Refers | InCode)]
+    key, refers, in_code, rest = None, None, False, []
+    for one in metadata:
+        match one:
+            case Key():
+                key = one.name
+            case Refers():
+                refers = one.to
+            case InCode():
+                in_code = True
+            case _:
+                rest.append(one)
     hint = Annotated[(inner, *rest)] if rest else inner
-    key, refers = marks.get(Key), marks.get(Refers)
-    return Field(name, hint, default, key and key.name, refers and refers.to, InCode in marks)
+    return Field(name, hint, default, key, refers, in_code)
 
 
 def section_of(field: Field) -> type[Configured] | None:
@@ -173,8 +186,9 @@ def checked(kind: type[Configured], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of all parameters of a class, checked."""
     known = fields(kind)
     values = {name: _plain(known.get(name), value) for name, value in given.items()}
+    any_kind: Any = kind
     try:
-        found = _model(kind).model_validate(values)
+        found = _model(any_kind).model_validate(values)
     except ValidationError as error:
         raise ConfigError("; ".join(dict.fromkeys(_lines(kind, error, values)))) from None
     return {name: getattr(found, name) for name in known}

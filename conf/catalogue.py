@@ -124,7 +124,8 @@ def method_entry(kind: type[Any]) -> MethodEntry:
     shared = [section for _, section in _sections(kind) if hasattr(section, "settings")]
     settings: dict[str, Any] = {}
     requires: dict[str, Any] = {}
-    for one in (*map(type, shared), kind):
+    makers: list[Any] = [*map(type, shared), kind]
+    for one in makers:
         settings |= one.settings
         requires |= one.requires
     settings |= _changed_defaults(kind)
@@ -135,8 +136,8 @@ def method_entry(kind: type[Any]) -> MethodEntry:
     for key, value in settings.items():
         if key not in groups:
             _put(node, key, value)
-    for key, one in keys.items():
-        _put(node, key, one["default"])
+    for key, own in keys.items():
+        _put(node, key, own["default"])
     return {
         "path": path,
         "name": kind.name,
@@ -167,7 +168,7 @@ def option_entries(kind: type[Option]) -> Iterator[tuple[str, Entry]]:
 
 def _node(kind: type[Configured], changed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the node that builds a class, with these values in place of its defaults."""
-    node = {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
+    node: dict[str, Any] = {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
     for field, value in _values(kind, changed):
         own = isinstance(value, Configured)
         node[field.name] = _node(type(value), {}) if own else _in_recipe(field, value)

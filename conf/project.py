@@ -30,6 +30,8 @@ from fedhet.conf.catalogue import METHODS, methods, options
 from fedhet.conf.catalogue_source import CatalogueSource
 
 FOLDER = Path(__file__).resolve().parent
+# The papers' experiments stand beside conf/ in a clone, a wheel and an app bundle.
+PAPERS = tuple(sorted(FOLDER.parent.glob("reproductions/*/conf")))
 _TABLE = "[tool.fedhet]"
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_<][\w.<>]*")
 _CODE = (".py", ".yaml")
@@ -88,7 +90,8 @@ def _read(path: Path) -> Project | None:
         )
     for recipe in sorted(found.recipes.rglob("*.yaml")):
         name = recipe.relative_to(found.recipes)
-        if (FOLDER / name).exists() or _in_catalogue(name):
+        known = any((folder / name).exists() for folder in (FOLDER, *PAPERS))
+        if known or _in_catalogue(name):
             raise ConfigError(f"{recipe}: fedhet has a recipe {name}, too; rename yours")
         _text(recipe, recipe.read_bytes())
     return found
@@ -133,23 +136,23 @@ def _is_project(folder: Path) -> bool:
 
 
 def conf_folders() -> tuple[Path, ...]:
-    """Return the folders that recipes are composed from: fedhet's and the project's."""
+    """Return the folders that recipes are composed from: fedhet's, the papers', the project's."""
     found = project()
-    return (FOLDER,) if found is None else (FOLDER, found.recipes)
+    return (FOLDER, *PAPERS, *([found.recipes] if found else []))
 
 
 class _Recipes(SearchPathPlugin):
-    """Lets Hydra find the catalogue (conf/catalogue_source.py) and the project's recipes."""
+    """Lets Hydra find the catalogue (conf/catalogue_source.py) and recipes outside conf/."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the catalogue and the project's folder."""
+        """Append the catalogue and the folders of the papers and of the project."""
         search_path.append("fedhet", "catalogue://")
         for folder in conf_folders()[1:]:
-            search_path.append("project", f"file://{folder}")
+            search_path.append("fedhet", f"file://{folder}")
 
 
 def register_recipes() -> None:
-    """Let Hydra find the catalogue and the project's recipes, in this process."""
+    """Let Hydra find all recipes, in this process."""
     Plugins.instance().register(CatalogueSource)
     Plugins.instance().register(_Recipes)
 

@@ -16,10 +16,10 @@ from fedhet.commands import table_console
 from fedhet.common.configured import shown
 from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.common.kinds import short_words
+from fedhet.common.nested import leaves
 from fedhet.conf import compose_overrides
 from fedhet.conf.catalogue import METHODS, Entry, method_of, options
 from fedhet.conf.mistakes import groups, method_lines, options_of, value_at
-from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import keys_below, tags_of
 

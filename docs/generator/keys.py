@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from docs.generator.markdown import escape, first_sentence, table
 from fedhet.common.configured import shown
 from fedhet.common.kinds import short_words
+from fedhet.common.nested import leaves
 from fedhet.conf import FOLDER, compose_overrides
 from fedhet.conf.catalogue import Entry, options
 from fedhet.conf.mistakes import value_at
-from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import Key, fields_of, keys_below, variants_of
 
@@ -38,10 +38,10 @@ process starts or a folder is made. The keys of one method (`strategy.<method>.*
 [methods](methods.md). They are typed by the classes that take them.
 
 An editor completes and checks recipes by [recipe.schema.json](recipe.schema.json): with the YAML
-language server, begin a file of conf/experiment with
+language server, begin a file of `reproductions/<paper>/conf/experiment/<paper>` with
 
 ```yaml
-# yaml-language-server: $schema=../../../docs/recipe.schema.json
+# yaml-language-server: $schema=../../../../../docs/recipe.schema.json
 ```
 """
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedhet.common.configured import Option
-from fedhet.strategies.base import ReplySum, Tensors, Weighting
+from fedhet.strategies.base import Reads, ReplySum, Tensors, Weighting
 from fedhet.strategies.round.update_diagnostics import norm
 
 
@@ -55,7 +55,7 @@ class NormMean(Option):
     group = "strategy/aggregator"
     option = "norm_mean"
     weighting: ClassVar[Weighting] = "clients"
-    individual = "it needs the norm of every update; take strategy/aggregator=uniform_mean"
+    reads = Reads.NORMS
 
     def __call__(self, params: Tensors, total: ReplySum) -> dict[str, Tensor]:
         """Return the aggregate."""

@@ -11,12 +11,11 @@ of the clients' models (strategies/ensemble.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from fedhet.common.configured import Option
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reads, Reply, Tensors
 
 
 class _Output(Option):
@@ -27,7 +26,7 @@ class Latest(_Output):
     """x_{t+1}, the model after the server's step."""
 
     option = "latest"
-    reads_no_reply: ClassVar[Literal[True]] = True
+    reads = Reads.SUM
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
@@ -40,7 +39,7 @@ class LastTwo(_Output):
     """(x_t + x_{t+1}) / 2, the mean of the last two iterates (FedExP's released code)."""
 
     option = "last_two"
-    reads_no_reply: ClassVar[Literal[True]] = True
+    reads = Reads.SUM
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
@@ -53,7 +52,7 @@ class Participants(_Output):
     """x_t + Delta, the mean of the participants' models where Delta is a mean of updates."""
 
     option = "participants"
-    reads_no_reply: ClassVar[Literal[True]] = True
+    reads = Reads.SUM
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]

@@ -25,8 +25,8 @@ from torch import Tensor
 from fedhet.common.configured import Option, Refers
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Count, Seed
-from fedhet.strategies.base import Payloads, Reply, ReplySum, Tensors, Weighting
-from fedhet.strategies.slots import Output, ReadsNoReply
+from fedhet.strategies.base import Payloads, Reads, Reply, ReplySum, Tensors, Weighting
+from fedhet.strategies.slots import Output, reads_of
 
 KEY = "strategy.aggregator"
 UPDATE, BUFFERS = "update", ":buffers"  # groups beside those with a payload's name
@@ -48,7 +48,7 @@ class RobustAggregator(Option):
 
     group = "strategy/aggregator"
     weighting: ClassVar[Weighting] = "clients"
-    individual = "it compares the clients' replies one by one; take strategy/aggregator=..._mean"
+    reads = Reads.REPLIES
 
     bucket_size: Count = 1
     """s of bucketing: the rule sees the means of s replies each; 1: no buckets"""
@@ -109,7 +109,7 @@ class RobustAggregator(Option):
             payloads: names of those that server sides read the sum of.
             output: of the method.
         """
-        if not isinstance(output, ReadsNoReply):
+        if reads_of(output) != Reads.SUM:
             raise ConfigError(
                 f"strategy.output {type(output).__name__} is made of the clients' single models, "
                 f"which {KEY} {type(self).__name__} does not protect: set strategy/output=latest, "
