@@ -85,7 +85,9 @@ class SumAggregator(Protocol):
     One that reads their norms, too, says so in an attribute ``reads``.
     """
 
-    weighting: Weighting
+    @property
+    def weighting(self) -> Weighting:
+        """What clients are weighted by."""
 
     def __call__(self, params: Tensors, total: ReplySum, /) -> dict[str, Tensor]:
         """Return Delta."""
@@ -100,8 +102,11 @@ class CombinesReplies(Protocol):
             or more, 0 left out.
     """
 
-    weighting: Weighting
     trust: dict[int, float]
+
+    @property
+    def weighting(self) -> Weighting:
+        """What clients are weighted by."""
 
     @property
     def least(self) -> int:
