@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import (
     Annotated,
     Any,
@@ -100,6 +101,27 @@ class Configured:
         known = fields(type(self)).values()
         values = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in known if not f.in_code)
         return f"{type(self).__name__}({values})"
+
+
+class Option(Configured):
+    """A class that an option of a config group builds: ``fedhet GROUP=OPTION``.
+
+    Attributes:
+        group: such as strategy/aggregator.
+        option: its name there; a class without one is a base of others.
+        variants: in place of ``option``, where several options build the class: by name, the
+            values that each has in place of the class's defaults.
+    """
+
+    group: ClassVar[str] = ""
+    option: ClassVar[str] = ""
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+
+    def __init_subclass__(cls) -> None:
+        """Name the node of the recipe as the group."""
+        super().__init_subclass__()
+        if "group" in vars(cls) and "section" not in vars(cls):
+            cls.section = cls.group.replace("/", ".")
 
 
 def fields(kind: type[Configured]) -> Mapping[str, Field]:
