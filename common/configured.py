@@ -190,7 +190,7 @@ def checked(kind: type[Configured], given: Mapping[str, Any]) -> dict[str, Any]:
     try:
         found = _model(any_kind).model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(dict.fromkeys(_lines(kind, error)))) from None
+        raise ConfigError("; ".join(dict.fromkeys(_lines(kind, error, values)))) from None
     return {name: getattr(found, name) for name in known}
 
 
@@ -201,7 +201,9 @@ def _plain(field: Field | None, value: Any) -> Any:
     return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
 
 
-def _lines(kind: type[Configured], error: ValidationError) -> Iterator[str]:
+def _lines(
+    kind: type[Configured], error: ValidationError, values: Mapping[str, Any]
+) -> Iterator[str]:
     known = fields(kind)
     for one in error.errors(include_url=False, include_context=False):
         name = str(one["loc"][0]) if one["loc"] else ""
@@ -217,7 +219,7 @@ def _lines(kind: type[Configured], error: ValidationError) -> Iterator[str]:
         if one["type"] == "missing":
             yield f"{key} is not set: it must be {field.allowed}"
         else:
-            yield refusal(key, one["input"] if len(one["loc"]) == 1 else None, field.annotation)
+            yield refusal(key, values.get(name), field.annotation)
 
 
 def refusal(key: str, value: Any, annotation: Any) -> str:

@@ -188,9 +188,8 @@ def check_loggers(loggers: DictConfig) -> None:
             signature(get_object(target)).bind(**node)
         except ImportError as error:
             why = one_line(str(error))
-            raise ConfigError(
-                f"logger.{name}._target_={target} cannot be imported: {why}"
-            ) from None
+            line = f"logger.{name}._target_={target} cannot be imported: {why}"
+            raise ConfigError(line) from None
         except TypeError as error:
             raise ConfigError(f"logger.{name} cannot be built: {error}") from None
 

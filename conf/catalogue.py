@@ -136,8 +136,8 @@ def method_entry(kind: type[Any]) -> MethodEntry:
     for key, value in settings.items():
         if key not in groups:
             _put(node, key, value)
-    for key, one in keys.items():
-        _put(node, key, one["default"])
+    for key, own in keys.items():
+        _put(node, key, own["default"])
     return {
         "path": path,
         "name": kind.name,
@@ -155,10 +155,11 @@ def option_entries(kind: type[Option]) -> Iterator[tuple[str, Entry]]:
     own = vars(kind)
     variants = own.get("variants") or ({kind.option: {}} if "option" in own else {})
     for name, changed in variants.items():
+        parts = [type(value) for value in changed.values() if isinstance(value, Configured)]
         yield (
             name,
             {
-                "summary": _paragraph(inspect.getdoc(kind) or ""),
+                "summary": _paragraph(inspect.getdoc((*parts, kind)[0]) or ""),
                 "node": _node(kind, changed),
                 "keys": dict(_option_keys(kind, changed)),
             },

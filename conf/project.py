@@ -142,10 +142,10 @@ def conf_folders() -> tuple[Path, ...]:
 
 
 class _Recipes(SearchPathPlugin):
-    """Lets Hydra find the catalogue (conf/catalogue_source.py), and the recipes of others."""
+    """Lets Hydra find the catalogue (conf/catalogue_source.py) and recipes outside conf/."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the catalogue, and the folders of the papers and of the project."""
+        """Append the catalogue and the folders of the papers and of the project."""
         search_path.append("fedhet", "catalogue://")
         for folder in conf_folders()[1:]:
             search_path.append("fedhet", f"file://{folder}")

@@ -102,18 +102,22 @@ def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
         value = value_at(values, key.path)
         text = "..." if isinstance(value, dict) and value else shown(value)
         yield key.name, text, short_words(key.allowed), key.field.description or ""
-    chosen = [method_of(path) for path in values[METHODS]["methods"].values()]
-    for one in (*_options(values), *chosen):
-        for name, own in one["keys"].items():
-            yield name, shown(value_at(values, name.split("."))), own["allowed"], own["meaning"]
+        if option := _option("/".join(key.path), value):
+            yield from _own_rows(option, values)
+    for path in values[METHODS]["methods"].values():
+        yield from _own_rows(method_of(path), values)
 
 
-def _options(values: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield the options that build a recipe's classes."""
-    for group, known in options().items():
-        classes = _classes(value_at(values, group.split("/")))
-        if found := [one for one in known.values() if _classes(one["node"]) == classes]:
-            yield found[0]
+def _own_rows(entry: Entry, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the rows of a method's or an option's own keys."""
+    for name, key in entry["keys"].items():
+        yield name, shown(value_at(values, name.split("."))), key["allowed"], key["meaning"]
+
+
+def _option(group: str, node: Any) -> Entry | None:
+    """Return the option of a group that builds a node's classes."""
+    known = options().get(group, {}).values()
+    return next((one for one in known if _classes(one["node"]) == _classes(node)), None)
 
 
 def _classes(node: Any) -> list[tuple[str, Any]]:

@@ -20,13 +20,27 @@ _OF_METHOD = re.compile(r"from \.strategies\.(?!method |parts )")
 
 
 def made_of_schema() -> dict[Path, str]:
-    """Return the catalogue of methods, the public names, the JSON schema, and conf/'s comments."""
+    """Return the catalogue, the public names, the JSON schema, and conf/'s comments."""
     return {
         catalogue.FILE: catalogue.written(methods(), options()),
         STUB: public_names(),
         SCHEMA: json_schema(),
         **commented_files(),
     }
+
+
+def options() -> list[type[Option]]:
+    """Return the classes that are, or are a base of, options."""
+    for module in walk_packages(strategies.__path__, f"{strategies.__name__}."):
+        import_module(module.name)
+    found = _subclasses(Option)
+    return [one for one in found if one.__module__.startswith(f"{strategies.__name__}.")]
+
+
+def _subclasses(kind: type[Option]) -> Iterator[type[Option]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
 
 
 def methods() -> list[type[Method]]:
@@ -54,20 +68,6 @@ def public_names() -> str:
         for one in methods()
     ]
     return "\n".join(sorted([*own, *lines])) + "\n"
-
-
-def options() -> list[type[Option]]:
-    """Return the classes of the groups' options."""
-    for module in walk_packages(strategies.__path__, f"{strategies.__name__}."):
-        import_module(module.name)
-    found = _subclasses(Option)
-    return [one for one in found if one.__module__.startswith(strategies.__name__)]
-
-
-def _subclasses(kind: type[Option]) -> Iterator[type[Option]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _subclasses(one)
 
 
 def main() -> None:

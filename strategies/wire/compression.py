@@ -85,7 +85,7 @@ class Codec(Configured):
 
 
 class Float16(Codec):
-    """Half precision: 2 bytes a number, from 6e-8 to 65504."""
+    """Half precision, 2 bytes a number: too coarse below 6e-8, refused above 65504."""
 
     dtype: ClassVar[torch.dtype] = torch.float16
     wire: ClassVar[torch.dtype] = torch.float16
@@ -118,7 +118,9 @@ class BFloat16(Float16):
 
 
 class Int8(Codec):
-    """8 bits a number, rounded up or down at random so that the mean is right."""
+    """8 bits a number, rounded at random so that the mean is right (QSGD, Alistarh et al. 2017):
+    1.03 bytes a number with the default block.
+    """
 
     block: Count = 128
     """how many numbers share a scale, of 4 bytes"""
@@ -165,7 +167,9 @@ class Int8(Codec):
 
 
 class Int4(Int8):
-    """4 bits a number, two numbers in a byte; otherwise as Int8."""
+    """4 bits a number, two numbers in a byte, rounded at random so that the mean is right: 0.53
+    bytes a number with the default block.
+    """
 
     levels: ClassVar[int] = 7
 
@@ -198,7 +202,9 @@ class _Share(Codec):
 
 
 class TopK(_Share):
-    """The numbers that are largest in size, in float32 and with their indices."""
+    """The numbers that are largest in size, in float32 and with their indices (Stich et al. 2018):
+    6 bytes for each number sent.
+    """
 
     error_feedback: bool = True
     """the other numbers are kept at the client and added to the next update; false: they are
@@ -233,7 +239,7 @@ class TopK(_Share):
 
 
 class RandomK(_Share):
-    """Numbers drawn at random, in float32."""
+    """Numbers drawn at random, in float32 (Stich et al. 2018): 4 bytes for each number sent."""
 
     error_feedback: bool = True
     """the other numbers are kept at the client and added to the next update; false: the numbers are
