@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.messages import arrays_of
-from fedhet.strategies.round.records import CONFIG, to_record
+from fedhet.strategies.wire.records import CONFIG, to_record
 from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
 from fedhet.tasks.conformal.sketch import Client
 

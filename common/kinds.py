@@ -81,6 +81,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Inside = Annotated[float, Field(gt=0, lt=1)]
+Delta = Annotated[float, Field(ge=1e-10, le=0.1)]  # below, an accountant loses precision
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
@@ -140,9 +141,8 @@ def in_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     return _TYPES[origin or annotation] + _span(annotation, bounds)
 
 
-def short_words(field: FieldInfo) -> str:
-    """Return what a field allows, in the words of a table."""
-    words = in_words(field.annotation, field.metadata)
+def short_words(words: str) -> str:
+    """Return what a value may be, in the words of a table."""
     for long, short in _SHORT.items():
         words = words.replace(long, short)
     return words.removeprefix("one of ").replace(" or one of ", " or ")

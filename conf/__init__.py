@@ -33,7 +33,6 @@ from fedhet.conf.mistakes import explain, one_line
 from fedhet.conf.project import FOLDER as FOLDER
 from fedhet.conf.project import code_hash, conf_folders, own_code
 from fedhet.conf.relations import joined_methods
-from fedhet.conf.renamed import refuse_old_keys
 
 PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")
 # Where a run happens and what it writes: each site's own, not part of the recipe.
@@ -106,7 +105,6 @@ _handed_over: dict[tuple[tuple[str, ...], tuple[Path, ...]], DictConfig] = {}
 
 @lru_cache(maxsize=64)  # a simulation's worker composes once, not once a message
 def _checked_recipe(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    refuse_old_keys(overrides)
     try:
         recipe = composed(overrides)
     except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
@@ -147,7 +145,7 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     refer to as ``${task.classifier_tensors}``.
     """
     try:
-        with _model_known(recipe, classifier_tensors):
+        with model_known(recipe, classifier_tensors):
             node = OmegaConf.select(recipe, key)
             check_arguments(node, key)
             part = instantiate(node, _convert_="all")
@@ -183,18 +181,18 @@ def _plain(node: DictConfig, *, resolve: bool) -> dict[str, Any]:
 
 def resolved(recipe: DictConfig, classifier_tensors: int) -> dict[str, Any]:
     """Return the recipe with all references resolved, as plain values."""
-    with _model_known(recipe, classifier_tensors):
+    with model_known(recipe, classifier_tensors):
         return _plain(recipe, resolve=True)
 
 
 def config_yaml(recipe: DictConfig, classifier_tensors: int) -> str:
     """Return the recipe with all references resolved, as YAML."""
-    with _model_known(recipe, classifier_tensors):
+    with model_known(recipe, classifier_tensors):
         return OmegaConf.to_yaml(recipe, resolve=True)
 
 
 @contextmanager
-def _model_known(recipe: DictConfig, classifier_tensors: int) -> Iterator[None]:
+def model_known(recipe: DictConfig, classifier_tensors: int) -> Iterator[None]:
     """Let recipes refer to ``${task.classifier_tensors}`` inside the block.
 
     It edits the recipe, since a copy takes 20 ms, and a run has a dozen parts.

@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from fedhet.conf.project import FOLDER, conf_folders, register_project_recipes
+from fedhet.conf.project import FOLDER, conf_folders, register_recipes
 
 _OPEN = re.compile(r"task\.(data_options|model_options|lora)[.=]")
 
@@ -75,6 +75,6 @@ def _is_value(override: Override, folders: Sequence[Path]) -> bool:
 @lru_cache(maxsize=32)
 def _of_files(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
     GlobalHydra.instance().clear()
-    register_project_recipes()
+    register_recipes()
     with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
         return hydra_compose(config_name="config", overrides=list(overrides))

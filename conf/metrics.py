@@ -145,8 +145,8 @@ def _sent(strategy: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 def hides_scores(strategy: Mapping[str, Any]) -> str | None:
     """Return what keeps a single client's scores from the server, as a word; None: nothing."""
-    side = strategy["client_sides"].get("differential_privacy") or {}
-    if str(side.get("_target_")).endswith(".LocalPrivacyClient"):
+    privacy = strategy.get("differential_privacy") or {}
+    if str(privacy.get("_target_")).endswith(".mechanisms.Local"):
         return _LOCAL
     return "strategy/secure_aggregation" if strategy.get("secure_aggregation") else None
 

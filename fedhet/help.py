@@ -13,14 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhet.commands import table_console
+from fedhet.common.configured import shown
 from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.common.kinds import short_words
 from fedhet.conf import compose_overrides
-from fedhet.conf.check import shown
+from fedhet.conf.catalogue import entry
 from fedhet.conf.mistakes import groups, method_lines, options_of, value_at
-from fedhet.conf.renamed import leaves
-from fedhet.conf.schema import Recipe, Strategy
-from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of
+from fedhet.conf.schema import Recipe
+from fedhet.conf.schema.lookup import keys_below, tags_of
 
 _OWN_FLAGS = ("--resume", "--help")
 _HEAD = """fedhet KEY=VALUE ...     runs a recipe: fedhet strategy=scaffold task=mnist rounds=50
@@ -100,8 +100,12 @@ def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
         assert key.field is not None
         value = value_at(values, key.path)
         text = "..." if isinstance(value, dict) and value else shown(value)
-        yield key.name, text, short_words(key.field), key.field.description or ""
-    for name, node in values["strategy"].items():
-        if name not in fields_of(Strategy):
-            for key_name, value in leaves(node, ".", f"strategy.{name}."):
-                yield key_name, shown(value), "", f"of the method: docs/methods.md, {name}"
+        yield key.name, text, short_words(key.allowed), key.field.description or ""
+    for path in values["strategy"]["methods"].values():
+        for name, option in entry(path)["options"].items():
+            yield (
+                name,
+                shown(value_at(values, name.split("."))),
+                option["allowed"],
+                option["meaning"],
+            )

@@ -58,8 +58,7 @@ from fedhet.conf import (
 )
 from fedhet.conf.check import checked
 from fedhet.conf.mistakes import NO_OPTION
-from fedhet.conf.project import register_project_recipes
-from fedhet.conf.renamed import refuse_old_keys
+from fedhet.conf.project import register_recipes
 from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run, warm_up
 from fedhet.progress import Display, closing_panel, round_display
@@ -106,10 +105,9 @@ def main(early: EarlyServer | None = None) -> None:
             return
         words = with_open_keys(sys.argv[1:])
         sys.argv[1:] = take_resume(with_single_sweeps(words))
-        refuse_old_keys(sys.argv[1:])
         check_flags(sys.argv[1:])
         set_defaults()
-        register_project_recipes()
+        register_recipes()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and prints none itself
         try:
             _hydra_main()

@@ -15,7 +15,7 @@ from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import METRICS, Row, read_rows, rows_sha256
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.round.round_report import StrategyState
-from fedhet.strategies.round.tensor_files import below, load_tensors, prepare_tensors
+from fedhet.strategies.wire.tensor_files import below, load_tensors, prepare_tensors
 
 _KEPT = 2  # the last one, and one more in case the disk fails under it
 _PLAIN = ("round", "experiment", "failed_rounds", "restarted")  # of the state

@@ -30,9 +30,9 @@ from fedhet.strategies.components.tensor_selection import (
     personal_names,
     shared_names,
 )
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.records import COLUMNS
+from fedhet.strategies.wire.records import COLUMNS
 from fedhet.tasks import AnyTask, Functions, keep_freed_memory, make_repeatable, pick_device
 from fedhet.tasks.conformal.calibration import Calibration
 from fedhet.tasks.models.own_weights import model_metadata
@@ -42,7 +42,7 @@ STATES = "client_state"  # where the clients of a simulation store theirs, in th
 
 
 @dataclass
-class Parts:
+class RunParts:
     """What a run is made of."""
 
     task: AnyTask
@@ -64,7 +64,7 @@ def parts_of(
     columns: str | None,
     *,
     resumed: bool,
-) -> Parts:
+) -> RunParts:
     """Build the parts of a recipe's run into ``folder``; see :class:`fedhet.server_app.run.Run`."""
     keep_freed_memory()
     torch.set_num_threads(1)  # idle threads of a pool would take the simulated clients' CPUs
@@ -101,7 +101,7 @@ def parts_of(
     )
     strategy.state.kept = kept
     state, step = model.state_dict(), strategy.server_step
-    return Parts(
+    return RunParts(
         task=task,
         data=data | about,
         initial={name: state[name] for name in names},

@@ -12,6 +12,7 @@ from yaml import YAMLError
 
 from fedhet.common.checksums import read_label
 from fedhet.common.errors import ConfigError
+from fedhet.common.nested import leaves
 from fedhet.common.results import (
     CONFIG,
     METRICS,
@@ -21,18 +22,17 @@ from fedhet.common.results import (
     read_summary,
 )
 from fedhet.conf import FOLDER_KEYS, LONGER, NOTES, SITE_KEYS, plain_part, resolved
-from fedhet.conf.renamed import leaves
 from fedhet.server_app.checkpoint import Checkpoint, Origin, load_checkpoint
 from fedhet.server_app.initial_model import KEY as INITIAL
 from fedhet.server_app.listeners.stopping import EarlyStopping, why_ended
-from fedhet.server_app.parts import Parts
+from fedhet.server_app.parts import RunParts
 
 _SHOWN = 5  # changed keys in an error
 _MAY_CHANGE = (*LONGER, *SITE_KEYS, *NOTES)
 
 
 def restore(
-    last: Path, recipe: DictConfig, folder: Path, parts: Parts, origin: Origin
+    last: Path, recipe: DictConfig, folder: Path, parts: RunParts, origin: Origin
 ) -> Checkpoint:
     """Restore the strategy from the checkpoint ``last`` of a run, and return it.
 
@@ -95,7 +95,7 @@ def _check_not_done(done: int, last: Path, recipe: DictConfig, folder: Path) -> 
 
 
 def _check_data(
-    checkpoint: Checkpoint, last: Path, folder: Path, parts: Parts, origin: Origin
+    checkpoint: Checkpoint, last: Path, folder: Path, parts: RunParts, origin: Origin
 ) -> None:
     before = checkpoint.data
     if "columns" in before.keys() - origin.data.keys():

@@ -51,10 +51,10 @@ from fedhet.server_app.machine import machine
 from fedhet.server_app.parts import parts_of
 from fedhet.server_app.resuming import restore
 from fedhet.strategies.components.local_training_config import local_training_config
-from fedhet.strategies.robust.aggregator import RobustAggregator
-from fedhet.strategies.round.records import to_record, to_tensors
+from fedhet.strategies.modes.robust.aggregator import RobustAggregator
 from fedhet.strategies.round.round_report import RoundReport
-from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
+from fedhet.strategies.wire.records import to_record, to_tensors
+from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks import Functions, OwnTask, pick_device
 
 
@@ -204,6 +204,7 @@ class Run:
         given = isinstance(task, OwnTask) and task.by_client  # nothing is divided
         return {
             **identity(self.recipe),
+            "strategy_class": type(self.strategy).__name__,
             # of clients=0, whoever registered
             "clients": int(self.recipe.clients) or self.strategy.num_clients,
             **({"partition": BY_CLIENT} if given else {}),

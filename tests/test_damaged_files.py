@@ -29,7 +29,7 @@ from fedhet.load_run import model_of, recipe_of, task_of
 from fedhet.report.run_data import read_run
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
 from fedhet.server_app.reused_training import check_reused_training
-from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.sweep.resume import Plan, plan_for
 from fedhet.tools import evaluate, export
 from tests.recipes import TINY, newest_checkpoint, overrides, run_recipe

@@ -1,15 +1,55 @@
-"""Writes the files of the repository that are made of the schema: ``python -m docs.generator``."""
+"""Writes what is made of schema and classes: ``python -m docs.generator``."""
 
 from __future__ import annotations
 
+import importlib
+import re
 from pathlib import Path
 
 from docs.generator.keys import SCHEMA, commented_files, json_schema
+from fedhet.conf import catalogue
+from fedhet.conf.project import FOLDER
+from fedhet.strategies.method import Method
+
+STUB = FOLDER.parent / "fedhet" / "__init__.pyi"
+_OF_METHOD = re.compile(r"from \.strategies\.(?!method |parts )")
 
 
 def made_of_schema() -> dict[Path, str]:
-    """Return the JSON schema, and the files of conf/ with their comments."""
-    return {SCHEMA: json_schema(), **commented_files()}
+    """Return the catalogue of methods, the public names, the JSON schema, and conf/'s comments."""
+    return {
+        catalogue.FILE: catalogue.written(methods()),
+        STUB: public_names(),
+        SCHEMA: json_schema(),
+        **commented_files(),
+    }
+
+
+def methods() -> list[type[Method]]:
+    """Return the methods' classes: those of the files of strategies/, one file a paper."""
+    found = []
+    for path in sorted((FOLDER.parent / "strategies").glob("*.py")):
+        module = importlib.import_module(f"fedhet.strategies.{path.stem}")
+        own = [one for one in vars(module).values() if isinstance(one, type)]
+        found += [
+            one
+            for one in own
+            if issubclass(one, Method)
+            and one.__module__ == module.__name__
+            and one is not Method
+            and not one.__name__.startswith("_")
+        ]
+    return found
+
+
+def public_names() -> str:
+    """Return fedhet/__init__.pyi, with the methods' classes."""
+    own = [line for line in STUB.read_text().splitlines() if not _OF_METHOD.match(line)]
+    lines = [
+        f"from .{one.__module__.removeprefix('fedhet.')} import {one.__name__} as {one.__name__}"
+        for one in methods()
+    ]
+    return "\n".join(sorted([*own, *lines])) + "\n"
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from docs.generator.markdown import escape, first_sentence, table
+from fedhet.common.configured import shown
 from fedhet.common.kinds import short_words
 from fedhet.conf import FOLDER, compose_overrides
-from fedhet.conf.check import shown
 from fedhet.conf.mistakes import value_at
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import Key, fields_of, keys_below, variants_of
@@ -42,10 +42,10 @@ process starts or a folder is made. The keys of one method (`strategy.<method>.*
 [methods](methods.md). They are typed by the classes that take them.
 
 An editor completes and checks recipes by [recipe.schema.json](recipe.schema.json): with the YAML
-language server, begin a file of conf/experiment with
+language server, begin a file of `reproductions/<paper>/conf/experiment/<paper>` with
 
 ```yaml
-# yaml-language-server: $schema=../../../docs/recipe.schema.json
+# yaml-language-server: $schema=../../../../../docs/recipe.schema.json
 ```
 """
 
@@ -91,7 +91,7 @@ def _section(title: str, about: str, keys: Sequence[Key], values: Mapping[str, A
 
 def _allowed_and_meaning(key: Key) -> tuple[str, str]:
     assert key.field is not None
-    return short_words(key.field), key.field.description or ""
+    return short_words(key.allowed), key.field.description or ""
 
 
 def _default(key: Key, values: Mapping[str, Any]) -> str:

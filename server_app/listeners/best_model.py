@@ -20,7 +20,7 @@ from fedhet.common.metrics import MetricName, metrics_of, row_name
 from fedhet.server_app.listeners import End, Finished, Listener, Start
 from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.stopping import EarlyStopping
-from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
+from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks.metrics import Predictions
 
 BEST = "best.safetensors"

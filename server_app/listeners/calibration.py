@@ -18,10 +18,10 @@ from flwr.common.logger import log
 from torch import nn
 
 from fedhet.server_app.listeners import End, Listener
-from fedhet.server_app.parts import Parts
+from fedhet.server_app.parts import RunParts
 from fedhet.strategies.base import RefusedReplyError
-from fedhet.strategies.round.records import to_tensors
-from fedhet.strategies.round.tensor_decoder import decode_tensors
+from fedhet.strategies.wire.records import to_tensors
+from fedhet.strategies.wire.tensor_decoder import decode_tensors
 from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
 from fedhet.tasks.conformal.calibration import Calibration
 from fedhet.tasks.conformal.scores import Array, coverage_and_size, probabilities_of, scores_for
@@ -48,7 +48,7 @@ class CalibratedSets(Listener):
         timeout: seconds to wait for the answers.
     """
 
-    def __init__(self, parts: Parts, seed: int, timeout: float) -> None:
+    def __init__(self, parts: RunParts, seed: int, timeout: float) -> None:
         self._parts, self._seed, self._timeout = parts, seed, timeout
 
     def on_end(self, end: End) -> None:

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from fedhet.common.results import ResultsFolder
 from fedhet.server_app.checkpoint import Checkpoint, Origin, prepare_checkpoint
 from fedhet.server_app.listeners import End, Finished, Listener
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.records import to_tensors
+from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.wire.records import to_tensors
 
 
 class Checkpoints(Listener):

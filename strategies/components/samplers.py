@@ -53,6 +53,11 @@ class BernoulliSampler(_Sampler):
         super().__init__(participation, 0 if seed is None else seed)
         self._secret = os.urandom(32) if seed is None else None
 
+    @property
+    def is_secret(self) -> bool:
+        """Whether nobody can foresee who takes part."""
+        return self._secret is not None
+
     def sample(self, round: int, num_clients: int) -> list[int]:
         """Return the sorted client ids of a round's cohort."""
         draws = self._draws(round, num_clients)

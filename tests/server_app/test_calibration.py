@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, plain_part
 from fedhet.server_app.listeners.calibration import CalibrationError, calibrate
-from fedhet.strategies.round.records import to_record
+from fedhet.strategies.wire.records import to_record
 from fedhet.tasks import build_task
 from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
 from fedhet.tasks.conformal.calibration import Calibration

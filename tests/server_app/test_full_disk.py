@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from fedhet.common.checksums import MODEL
 from fedhet.common.results import ResultsFolder, read_rows, read_summary
 from fedhet.server_app.run import log_write_errors, write_error
-from fedhet.strategies.round import tensor_files
-from fedhet.strategies.round.tensor_files import save_tensors
+from fedhet.strategies.wire import tensor_files
+from fedhet.strategies.wire.tensor_files import save_tensors
 
 FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")

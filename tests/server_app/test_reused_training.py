@@ -9,7 +9,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.conf import compose_overrides, config_yaml
 from fedhet.server_app.reused_training import check_reused_training
 from fedhet.strategies.round.client_snapshots import FILE
-from fedhet.strategies.round.tensor_files import save_tensors
+from fedhet.strategies.wire.tensor_files import save_tensors
 
 pytestmark = pytest.mark.slow  # each composes a recipe
 

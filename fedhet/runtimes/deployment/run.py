@@ -354,10 +354,10 @@ def _fetch_command(text: object) -> list[str]:
 
 def _is_the_model(path: Path, parameters_sha256: str) -> bool:
     """Return whether a model's file holds the parameters with this hash."""
-    from fedhet.strategies.round.tensor_files import (
+    from fedhet.strategies.wire.tensor_files import (
         load_tensors,  # imports torch, which takes seconds
     )
-    from fedhet.strategies.round.tensor_files import parameters_sha256 as hash_of
+    from fedhet.strategies.wire.tensor_files import parameters_sha256 as hash_of
 
     try:
         return hash_of(load_tensors(path)[0]) == parameters_sha256

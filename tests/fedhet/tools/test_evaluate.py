@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score
 
 from fedhet.common.results import read_summary
 from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
-from fedhet.strategies.round.tensor_files import load_tensors, save_tensors
+from fedhet.strategies.wire.tensor_files import load_tensors, save_tensors
 from fedhet.tasks.evaluation import evaluate_model
 from fedhet.tasks.transform import Augmentation
 from fedhet.tools.conformal.command import main as conformal_main

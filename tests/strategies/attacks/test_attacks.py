@@ -17,7 +17,7 @@ from fedhet.strategies.attacks.labels import Backdoor, LabelFlip
 from fedhet.strategies.attacks.payloads import PayloadLie
 from fedhet.strategies.attacks.updates import ALIE, Gaussian, InnerProduct, ScaledUpdate, z_max
 from fedhet.strategies.base import Reply
-from fedhet.strategies.round.records import to_record
+from fedhet.strategies.wire.records import to_record
 from fedhet.tasks import build_task
 from tests.federation import TensorBatches
 from tests.recipes import grid_of, overrides, run_recipe

@@ -12,8 +12,8 @@ from fedhet.strategies.components.aggregators import UniformMean, WeightedMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from fedhet.strategies.components.schedules import Constant, Cosine, ExponentialDecay, MultiStep
 from fedhet.strategies.components.server_optimizers import SGD, Adagrad, Adam, Yogi
-from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.modes.asynchronous import Asynchronous
 from tests.strategies.sides import total_of
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
