@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedhet.common.files import save_text
+from fedhet.common.nested import leaves
 from fedhet.common.results import COMPLETED, STOPPED
-from fedhet.conf.renamed import leaves
 from fedhet.server_app.listeners import Start
 from fedhet.server_app.loggers import Row, require_package, scalars
 
@@ -76,8 +76,7 @@ class MLflow:
         # the paper's tables change nothing in the run
         settings = {name: value for name, value in run.config.items() if name != "paper"}
         params = [
-            self._entities.Param(_allowed(name), str(value))
-            for name, value in leaves(settings, ".")
+            self._entities.Param(_allowed(name), str(value)) for name, value in leaves(settings)
         ]
         for first in range(0, len(params), _PARAMS_AT_ONCE):
             part = params[first : first + _PARAMS_AT_ONCE]
