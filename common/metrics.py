@@ -1,10 +1,10 @@
-"""The metrics that ``evaluation.metrics`` can name: for which tasks, their ranges, what is better.
+"""The metrics that ``evaluation.metrics`` can name: their tasks and ranges, and what is better.
 
-Their values are computed by ``fedhet.tasks.metrics``, which needs torch; this table does not.
-One of the user's own is a function ``package.module:function``, whose name rows have; they list
-these names as ``own_metrics``, since no table has them.
+``fedhet.tasks.metrics`` computes their values and needs torch; this table does not. A metric of the
+user's own is a function ``package.module:function``. Rows use the function's name, and list such
+names as ``own_metrics``, because no table has them.
 
-A value has the metric's name in metrics.jsonl, ``f1/<class>`` for one class, and a prefix where it
+In metrics.jsonl a value has the metric's name, or ``f1/<class>`` for one class, with a prefix if it
 is a mean over clients: ``client_`` (evaluation.clients), ``received_`` (evaluation.received),
 ``personal_`` and ``personal_test_`` (the clients' own models).
 """
@@ -20,8 +20,8 @@ from fedhet.common.errors import ConfigError
 
 Kind = Literal["classification", "segmentation", "regression"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-SHOWN_METRICS = 3  # that a round's line shows, beside accuracy and loss
-CLIENT = "client_"  # before the mean over the clients of an evaluation of the new model
+SHOWN_METRICS = 3  # in a round's line, beside accuracy and loss
+CLIENT = "client_"  # prefix of means over the clients that evaluate the new model
 OWN = "own_metrics"  # in rows and summaries: the names of the user's own metrics
 _PREFIXES = (CLIENT, "received_", "personal_test_", "personal_")
 # Columns of metrics.jsonl and keys of summary.json, which docs/running.md explains.
@@ -44,7 +44,7 @@ _TAKEN = frozenset(
 
 @dataclass(frozen=True)
 class Metric:
-    """What is known of a metric without its values."""
+    """What is known about a metric without its values."""
 
     kinds: tuple[Kind, ...]
     low: float = 0.0  # the range of its values
@@ -92,7 +92,7 @@ _ROUNDING = 1e-6  # a float32 mean of ones may be a little more than 1
 
 
 def metrics_of(kind: Kind) -> list[str]:
-    """Return the names of the metrics of a kind of task."""
+    """Return the names of the metrics that a kind of task has."""
     return [name for name, metric in METRICS.items() if kind in metric.kinds]
 
 
@@ -102,25 +102,25 @@ def is_own(word: str) -> bool:
 
 
 def row_name(word: str) -> str:
-    """Return what rows call a metric of ``evaluation.metrics``: a function by its name."""
+    """Return a metric's name in rows: for a function, the function's name."""
     return word.rpartition(":")[2].rpartition(".")[2]
 
 
 def own_names(words: Iterable[str]) -> list[str]:
-    """Return what rows call those of ``evaluation.metrics`` that are the user's own."""
+    """Return the names in rows of the user's own metrics in ``evaluation.metrics``."""
     return list(dict.fromkeys(row_name(word) for word in words if is_own(word)))
 
 
 def is_taken(name: str) -> bool:
-    """Return whether rows or summaries mean something else by this name, or by its beginning."""
+    """Return whether rows or summaries use this name, or its beginning, for something else."""
     return name in METRICS or name in _TAKEN or name.startswith(("best_", "num_", *_PREFIXES))
 
 
 def metric_of(name: str) -> Metric | None:
-    """Return the metric that a name of metrics.jsonl or of a reply stands for; None without one.
+    """Return the metric that a name of metrics.jsonl or of a reply stands for.
 
-    Prefixes and a class are left out: ``client_f1/cat`` and ``received-f1`` are f1. One of the
-    user's own is in no table: None.
+    Prefixes and a class do not matter: ``client_f1/cat`` and ``received-f1`` are f1. Return None
+    for other names and for the user's own metrics.
     """
     base = name.partition("/")[0].replace("-", "_")
     base = base.removeprefix(evaluation_of(base))
@@ -128,7 +128,7 @@ def metric_of(name: str) -> Metric | None:
 
 
 def evaluation_of(name: str) -> str:
-    """Return the prefix in a name of metrics.jsonl, which says what evaluation the value is of."""
+    """Return the prefix in a name of metrics.jsonl, which names the evaluation."""
     return next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
 
 
@@ -139,7 +139,7 @@ def larger_is_better(figure: str) -> bool:
 
 
 def in_range(name: str, value: float) -> bool:
-    """Return whether a value can be one of the metric of this name; any can where it is none."""
+    """Return whether a metric can have this value; True for a name that is no metric."""
     metric = metric_of(name)
     if metric is None:
         return True
@@ -159,9 +159,9 @@ def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, t
 
     Args:
         names: words of ``evaluation.metrics`` (conf/metrics.py has checked them).
-        kind: of the task; None for a model without predictions.
-        num_classes: C; 0 where it is not known yet.
-        task: what to call it in the error.
+        kind: kind of the task; None for a model without predictions.
+        num_classes: C; 0 if it is not known yet.
+        task: the task's name in the error.
     """
     for name in names:
         allowed = metrics_of(kind) if kind is not None else []
@@ -170,7 +170,7 @@ def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, t
         if name not in allowed:
             what = f"a {kind}" if kind is not None else "a model without predictions"
             raise ConfigError(
-                f"evaluation.metrics: {name} is no metric of {what} ({task}); allowed: "
+                f"evaluation.metrics: {name} is not a metric of {what} ({task}); allowed: "
                 f"{', '.join(allowed) or 'none, set evaluation.metrics=[]'}"
             )
         if name == "top5_accuracy" and 0 < num_classes <= 5:
@@ -181,12 +181,12 @@ def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, t
 
 
 def class_metric(name: str, class_name: str) -> str:
-    """Return the name of a metric's value of one class."""
+    """Return the name of a metric's value for one class."""
     return f"{name}/{class_name}"
 
 
 def measured_names(names: Iterable[str], class_names: Sequence[str] = ()) -> list[str]:
-    """Return the names of all values, with one for each class where ``class_names`` are given."""
+    """Return the names of all values, and of those of each class if ``class_names`` are given."""
     found = []
     for name in map(row_name, names):
         found.append(name)
@@ -196,7 +196,7 @@ def measured_names(names: Iterable[str], class_names: Sequence[str] = ()) -> lis
 
 
 def row_key(name: str) -> str:
-    """Return the name in metrics.jsonl of what a reply calls ``name``; a class keeps its own."""
+    """Return the name in metrics.jsonl of a reply's ``name``; a class keeps its name."""
     base, slash, class_name = name.partition("/")
     return base.replace("-", "_") + slash + class_name
 
@@ -205,7 +205,7 @@ def row_key(name: str) -> str:
 
 
 def measured_where(values: Mapping[str, Any]) -> str:
-    """Return "client_" for what is measured at the clients alone, without test examples here."""
+    """Return "client_" if only the clients have measured anything, else ""."""
     here, at_clients = (
         any(values.get(f"{where}{name}") is not None for name in ("accuracy", "loss"))
         for where in ("", CLIENT)
@@ -216,7 +216,7 @@ def measured_where(values: Mapping[str, Any]) -> str:
 def shown_metrics(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a row or summary, without accuracy, loss and classes.
 
-    The server's, or the clients' (``client_``) where they alone have measured anything.
+    They are the server's, or the clients' (``client_``) if only these have measured anything.
     """
     where = measured_where(values)
     known = (*METRICS, *(values.get(OWN) or ()))
@@ -225,10 +225,10 @@ def shown_metrics(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def is_of_new_model(name: str, own: Collection[str] = ()) -> bool:
-    """Return whether a name of metrics.jsonl is a metric of the new model, accuracy left out.
+    """Return whether a name of metrics.jsonl is a metric of the new model other than accuracy.
 
-    At the server or the clients (``client_``), over all examples or of one class; ``own``: names of
-    the user's own metrics.
+    The metric may be measured at the server or the clients (``client_``), over all examples or for
+    one class. ``own`` are the names of the user's own metrics.
     """
     base = name.removeprefix(CLIENT)
     return base in own or (base.partition("/")[0] in METRICS and base != "accuracy")
@@ -240,11 +240,12 @@ def own_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def metric_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return each metric's last value, and its best one as ``best_<name>``; of classes, the last.
+    """Return each metric's last value, and its best value as ``best_<name>``.
 
-    Of the server's evaluation and of the clients' (``client_``), without accuracy and loss. A
-    metric that the last evaluation has no value of has no last one: an older one is of another
-    model. One of the user's own has no best one: nobody has said which values are better.
+    The metrics are those of the server's evaluation and the clients' (``client_``), without
+    accuracy and loss. Metrics of one class have only the last value. If the last evaluation has no
+    value, there is no last value, because an older one belongs to another model. The user's own
+    metrics have no best value, because nobody has said which values are better.
     """
     last: dict[str, float] = {}
     best: dict[str, float] = {}
@@ -267,7 +268,7 @@ def metric_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def figures_of(metrics: Collection[str]) -> list[str]:
-    """Return the figures of a summary that these metrics, by their names in rows, may bring."""
+    """Return the figures that these metrics (by their names in rows) may add to a summary."""
     found: list[str] = []
     for name in metrics:
         if name != "accuracy":

@@ -172,9 +172,9 @@ def test_errors_of_the_user_end_a_command_with_a_line_and_a_code(error, code, ca
 
 READ_ONLY = {  # the words of a command in a read-only folder, and the beginning of what it says
     "fedhet-conformal ../sweep": "--out ../sweep/conformal cannot be made",
-    "fedhet-evaluate ../sweep --out f.json": "--out f.json cannot be written, since {} is not",
-    "fedhet-export ../sweep/0_fedavg_seed0": "--out model.pt2 cannot be written, since {} is not",
-    "fedhet-export ../sweep --out a/b": "--out a/b cannot be written, since {}/a cannot be made",
+    "fedhet-evaluate ../sweep --out f.json": "--out f.json cannot be written, because {} is not",
+    "fedhet-export ../sweep/0_fedavg_seed0": "--out model.pt2 cannot be written, because {} is not",
+    "fedhet-export ../sweep --out a/b": "--out a/b cannot be written, because {}/a cannot be made",
     "fedhet-new project": "{}/project cannot be made",
     "fedhet-partition task=digits clients=2": "{}/results/partitions cannot be made",
     "fedhet-report ../sweep --no-partitions": "--out ../sweep/report cannot be made",
