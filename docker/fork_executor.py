@@ -137,10 +137,10 @@ def main() -> None:
 
 
 def leave(apps: Sequence[int]) -> None:
-    """End an app as it is: Python would take all of torch apart, .4 s of CPU time a fork.
+    """End an app without taking torch apart, which would cost .4 s of CPU time per fork.
 
-    Threads and functions of atexit have ended; files that are still open are written out. A process
-    that the app itself has forked ends in Python's way, with its own exit status.
+    Threads and atexit functions have ended; open files are written out. A process that the app
+    itself has forked ends in Python's way, with its own exit status.
     """
     if os.getpid() not in apps:
         return
@@ -154,7 +154,7 @@ def leave(apps: Sequence[int]) -> None:
 def set_dumpable(allowed: bool) -> None:
     """Let processes of the same user write into this one, or not.
 
-    As in Flower's SuperExec: what one run could change here, the next one would be forked with.
+    Flower's SuperExec does the same: what one run changes here, the next run would inherit.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(allowed), 0, 0, 0)
@@ -171,13 +171,13 @@ def install_once(module: ModuleType) -> None:
     """Let Flower's ClientApp process unpack a bundle for a site's first message only.
 
     Flower unpacks a bundle, verifies the files, and then returns the installed copy if there is
-    one. A note named by the bundle's SHA-256 says that this has been done; it is written last, so
-    that no message takes an unfinished copy for a whole one.
+    one. A note named after the bundle's SHA-256 says that this is done. It is written last, so that
+    no message uses an unfinished copy.
     """
     from flwr.common.config import get_flwr_home
 
     install = getattr(module, "install_from_fab", None)
-    if install is None:  # another Flower's
+    if install is None:  # another release of Flower
         return
 
     def install_if_new(fab: bytes, *rest: Any, **options: Any) -> Path:
@@ -214,7 +214,7 @@ def next_fork(orders: socket.socket) -> dict[str, Any] | None:
 
 
 def become(order: dict[str, Any], programs: dict[str, Callable[[], object]]) -> None:
-    """Run a command as its own script would, with random numbers of its own."""
+    """Run a command as its own script would, with its own random numbers."""
     import numpy as np
     import torch
 

@@ -44,10 +44,10 @@ def build_task(
     Args:
         task: values of the task group.
         partition: values of the partition group.
-        seed: of the partition, the held-out examples and the training subset.
+        seed: seed of the partition, the held-out examples and the training subset.
         num_clients: N.
-        functions: of a task on own data, in place of those that it names.
-        columns: of a task that the sites have fitted its columns for (``OwnTask.fits_columns``).
+        functions: for a task on own data, in place of the functions that it names.
+        columns: statistics that the sites have fitted together (``OwnTask.fits_columns``).
 
     Raises:
         ConfigError: for unknown keys and values out of range; the examples are checked when they
@@ -60,7 +60,7 @@ def build_task(
 
 
 def kind_of(config: AnyConfig) -> Kind | None:
-    """Return what kind of task it is; None for a conditional model, which predicts nothing."""
+    """Return the kind of task; None for a conditional model, which predicts nothing."""
     if isinstance(config, OwnConfig):
         return config.kind
     return None if config.model in CONDITIONAL else "classification"
@@ -91,7 +91,7 @@ class Task(Measured, Partitioned):
 
     @property
     def count_names(self) -> tuple[str, ...]:
-        """What the columns of ``class_counts`` count: the classes."""
+        """The names of the columns of ``class_counts``: the classes."""
         return self.class_names
 
     @property
@@ -136,16 +136,16 @@ class Task(Measured, Partitioned):
 
     @cached_property
     def classifier_tensors(self) -> int:
-        """How many of the model's last tensors are its classifier (FedPVR's choice)."""
+        """The number of the model's last tensors that are its classifier (FedPVR's choice)."""
         return self.build_model(0).classifier_tensors
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss of logits (B, C), by default the cross-entropy.
 
-        The outputs of a conditional model are parts of each example's loss: the mean of their sum.
+        A conditional model's outputs are parts of each example's loss: return their sums' mean.
 
         Raises:
-            ConfigError: for another number of logits than of classes.
+            ConfigError: if the number of logits is not the number of classes.
         """
         if self.config.model in CONDITIONAL:
             return outputs.sum(dim=1).mean()
@@ -154,7 +154,7 @@ class Task(Measured, Partitioned):
 
     @property
     def predictions(self) -> Predictions | None:
-        """What outputs and labels are; None where nothing is predicted."""
+        """Describes outputs and labels; None if nothing is predicted."""
         kind = kind_of(self.config)
         return None if kind is None else Predictions(kind, self.class_names)
 

@@ -184,7 +184,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"1\.png has colours"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
     Image.new("L", (6, 5)).save(tmp_path / "train" / "masks" / "1.png")
-    with pytest.raises(ConfigError, match=r"1\.png has 6x5 pixels and its image 1\.png 6x6"):
+    with pytest.raises(ConfigError, match=r"1\.png has 6x5 pixels.* image 1\.png 6x6"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
     whole = (tmp_path / "train" / "masks" / "0.png").read_bytes()
     (tmp_path / "train" / "masks" / "1.png").write_bytes(whole[:45])
