@@ -1,16 +1,17 @@
 """An executor's fork server: a process for each message, forked from one that has torch loaded.
 
 Flower's SuperExec starts `flwr-clientapp` and `flwr-serverapp` as commands, and each of them
-imports Flower and torch: 3 s of CPU time for every message. Here they are forked from a process of
-its own (this file as a program) that has imported installed packages and nothing else: it has no
-code of a run, no connection, no thread, no GPU, no secret. What an app does ends with its process.
+imports Flower and torch: 3 s of CPU time for every message. This file, run as a program, is a
+separate process from which they are forked. It has imported installed packages and nothing else: it
+has no code of a run, no connection, no thread, no GPU, no secret. What an app does ends with its
+process.
 
 An app has what Flower's executor gives it: arguments, environment, working folder, standard
-streams, and an end when the executor ends. Its token is no longer seen in `ps`, and its exit
-status, which nobody reads, is 0.
+streams, and it ends when the executor ends. `ps` no longer shows its token, and its exit status,
+which nobody reads, is 0.
 
 Flower unpacks and verifies a run's bundle for every message, and then uses the copy that the first
-message has installed. Here a message whose bundle is installed goes on at once (`install_once`).
+message has installed. Here a message uses an installed bundle at once (`install_once`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from types import ModuleType
 from typing import Any
 
 COMMANDS = ("flwr-clientapp", "flwr-serverapp")
-# What fedhet's apps import before they have done a round; none of it is a run's own code.
+# What fedhet's apps import before the end of a round; nothing here is a run's own code.
 PRELOAD = (
     "flwr.clientapp",
     "flwr.serverapp",
@@ -64,7 +65,7 @@ def install() -> None:
 
 
 def unexpected(module: ModuleType) -> str | None:
-    """Return what in Flower's module is not as this file needs it, None if all is."""
+    """Say what this file misses in Flower's module; None if nothing is missing."""
     if getattr(module, "subprocess", None) is not subprocess:
         return f"{module.__name__} starts its processes in another way than Flower 1.39's"
     missing = [name for name in COMMANDS if not entry_points(group="console_scripts", name=name)]
@@ -72,7 +73,7 @@ def unexpected(module: ModuleType) -> str | None:
 
 
 class ForkServer:
-    """Stands where Flower's executor has the module subprocess."""
+    """Replaces the module subprocess in Flower's executor."""
 
     DEVNULL = subprocess.DEVNULL
 
@@ -80,7 +81,7 @@ class ForkServer:
         self._start()
 
     def Popen(self, command: Sequence[str], **streams: Any) -> None:
-        """Fork a command; one that the server does not have is started in the ordinary way."""
+        """Fork a command, or start it in the ordinary way if the server does not have it."""
         quiet = {"stdout": self.DEVNULL, "stderr": self.DEVNULL}
         if command[0] not in COMMANDS or streams not in ({}, quiet):
             subprocess.Popen(command, **streams)

@@ -170,9 +170,9 @@ class Task(Measured, Partitioned):
 
         Args:
             client_id: from 0 to N - 1.
-            device: of the examples.
+            device: the examples' device.
             channels_last: yield batches of images in that memory format.
-            site_folder: with partition=site the node's own folder; its test split is held out.
+            site_folder: the node's own folder, with partition=site; its test split is held out.
 
         Raises:
             ConfigError: if the examples cannot be loaded or partitioned.
@@ -201,7 +201,7 @@ class Task(Measured, Partitioned):
     def data_used(self, *, train: bool = True) -> dict[str, dict[str, object]]:
         """Return where the examples come from, and their hashes, by split ("train", "test").
 
-        The training examples are left out with partition=site, and where ``train`` is false.
+        It leaves out the training examples with partition=site, and if ``train`` is false.
         """
         at_sites = self.partition.name == "site" or not train
         return self._source.used(["test"] if at_sites else ["train", "test"])
@@ -215,7 +215,7 @@ class Task(Measured, Partitioned):
 
     @property
     def num_train(self) -> int:
-        """How many training examples the clients share out."""
+        """The number of training examples that the clients share."""
         return len(self.train_split)
 
     @cached_property
@@ -230,7 +230,7 @@ class Task(Measured, Partitioned):
         )
 
     def class_counts(self) -> Indices:
-        """Return how many examples of each class each client holds, (N, C)."""
+        """Return the number of examples of each class that each client holds, (N, C)."""
         labels, size = self.train_split.labels, self.num_classes
         return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])
 

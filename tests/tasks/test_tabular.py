@@ -164,7 +164,7 @@ WRONG = [
     ),
     (
         {"target": "town", "kind": "regression"},
-        "town is numeric .* in row 1: mend the file, or set task.kind=classification",
+        "town is numeric.* row 1: mend the file, or set task.kind=classification",
     ),
     ({"numeric": ["town"], "categorical": ["town"]}, "names the column town twice"),
     ({"classes": ["low"]}, "income has high.*task.classes has low"),
