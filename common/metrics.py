@@ -115,7 +115,7 @@ def own_names(words: Iterable[str]) -> list[str]:
 
 
 def is_taken(name: str) -> bool:
-    """Return whether rows or summaries mean something else by this name, or by its beginning."""
+    """Return whether rows or summaries use this name, or its beginning, for something else."""
     return name in METRICS or name in _TAKEN or name.startswith((BEST, "num_", *_PREFIXES))
 
 
