@@ -24,7 +24,7 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from fedhet.strategies.base import Reads, Reply, Tensors
-from fedhet.strategies.fusion.mean_logits import MeanLogits, require_logits
+from fedhet.strategies.fusion.mean_logits import MeanLogits, class_shares, require_logits
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.server_model import ServerModel
