@@ -33,7 +33,6 @@ from fedhet.conf.mistakes import explain, one_line
 from fedhet.conf.project import FOLDER as FOLDER
 from fedhet.conf.project import code_hash, conf_folders, own_code
 from fedhet.conf.relations import joined_methods
-from fedhet.conf.renamed import refuse_old_keys
 
 PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")
 # Where a run happens and what it writes: each site's own, not part of the recipe.
@@ -106,7 +105,6 @@ _handed_over: dict[tuple[tuple[str, ...], tuple[Path, ...]], DictConfig] = {}
 
 @lru_cache(maxsize=64)  # a simulation's worker composes once, not once a message
 def _checked_recipe(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    refuse_old_keys(overrides)
     try:
         recipe = composed(overrides)
     except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:

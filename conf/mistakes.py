@@ -16,10 +16,10 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from fedhet.common.errors import ConfigError, did_you_mean, is_list
+from fedhet.common.nested import leaves
 from fedhet.conf.catalogue import GROUP, catalogue
 from fedhet.conf.composition import can_be_read, quoted, typed, with_open_keys
 from fedhet.conf.project import conf_folders, where_looked
-from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of, variants_of
 
@@ -273,7 +273,7 @@ def _owners(key: str) -> list[str]:
     found = [
         f"{group}={one}"
         for one in (options_of(group) if group else ())
-        if rest in [name for name, _ in leaves(_content_of(group, one), ".")]
+        if rest in [name for name, _ in leaves(_content_of(group, one))]
     ]
     first = key.partition(".")[0]
     return found or [f"{first}={option}" for option in options_with(key)]

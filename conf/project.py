@@ -28,6 +28,8 @@ from omegaconf import DictConfig, OmegaConf
 from fedhet.common.errors import ConfigError
 
 FOLDER = Path(__file__).resolve().parent
+# The papers' experiments stand beside conf/ in a clone, a wheel and an app bundle.
+PAPERS = tuple(sorted(FOLDER.parent.glob("reproductions/*/conf")))
 _TABLE = "[tool.fedhet]"
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_<][\w.<>]*")
 _CODE = (".py", ".yaml")
@@ -86,10 +88,17 @@ def _read(path: Path) -> Project | None:
         )
     for recipe in sorted(found.recipes.rglob("*.yaml")):
         name = recipe.relative_to(found.recipes)
-        if (FOLDER / name).exists():
+        known = any((folder / name).exists() for folder in (FOLDER, *PAPERS))
+        if known or _is_a_method(name):
             raise ConfigError(f"{recipe}: fedhet has a recipe {name}, too; rename yours")
         _text(recipe, recipe.read_bytes())
     return found
+
+
+def _is_a_method(recipe: Path) -> bool:
+    from fedhet.conf.catalogue import catalogue
+
+    return recipe.parent.as_posix() == "strategy" and recipe.stem in catalogue()
 
 
 def _text(path: Path, content: bytes) -> str:
@@ -125,23 +134,23 @@ def _is_project(folder: Path) -> bool:
 
 
 def conf_folders() -> tuple[Path, ...]:
-    """Return the folders that recipes are composed from: fedhet's and the project's."""
+    """Return the folders that recipes are composed from: fedhet's, the papers', the project's."""
     found = project()
-    return (FOLDER,) if found is None else (FOLDER, found.recipes)
+    return (FOLDER, *PAPERS, *([found.recipes] if found else []))
 
 
 class _Recipes(SearchPathPlugin):
-    """Lets Hydra find the methods (conf/method_source.py) and the project's recipes."""
+    """Lets Hydra find recipes outside conf/: methods' (conf/method_source.py) and others'."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the methods and the project's folder."""
+        """Append the methods and the folders of the papers and of the project."""
         search_path.append("fedhet", "methods://")
         for folder in conf_folders()[1:]:
-            search_path.append("project", f"file://{folder}")
+            search_path.append("fedhet", f"file://{folder}")
 
 
 def register_recipes() -> None:
-    """Let Hydra find the methods and the project's recipes, in this process."""
+    """Let Hydra find all recipes, in this process."""
     from fedhet.conf.method_source import MethodSource
 
     Plugins.instance().register(MethodSource)

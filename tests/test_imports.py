@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "fedhet": COMMAND,
     "reproductions": {"reproductions", *COMMAND},
 }
-PACKAGES = MAY_IMPORT.keys() - {"fedhet", "reproductions"}
+PACKAGES = MAY_IMPORT.keys() - {"fedhet"}
 OURS = {*MAY_IMPORT, "docs", "benchmarks", "tests"}
 NEVER = {
     "common": {"torch", "flwr", "hydra", "omegaconf"},

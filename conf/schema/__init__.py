@@ -260,7 +260,7 @@ class Recipe(Section):
     )
     choice: Text | None = Field(description="how fedhet-tune chose some of the values")
     paper: dict[str, Any] | None = Field(
-        description="a paper's results for this experiment; conf/experiment sets it, fedhet-report "
+        description="a paper's results for this experiment; the experiment sets it, fedhet-report "
         "reads it"
     )
     results_dir: Text | None = Field(

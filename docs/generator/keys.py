@@ -42,10 +42,10 @@ process starts or a folder is made. The keys of one method (`strategy.<method>.*
 [methods](methods.md). They are typed by the classes that take them.
 
 An editor completes and checks recipes by [recipe.schema.json](recipe.schema.json): with the YAML
-language server, begin a file of conf/experiment with
+language server, begin a file of `reproductions/<paper>/conf/experiment/<paper>` with
 
 ```yaml
-# yaml-language-server: $schema=../../../docs/recipe.schema.json
+# yaml-language-server: $schema=../../../../../docs/recipe.schema.json
 ```
 """
 
