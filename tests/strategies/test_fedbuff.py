@@ -1,7 +1,6 @@
 """FedBuff and FedAsync against the synchronous method, an event loop written out, and by hand."""
 
 import heapq
-from functools import partial
 
 import numpy as np
 import pytest
@@ -23,10 +22,7 @@ from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fednova import FedNova
 from fedhet.strategies.modes.asynchronous import Asynchronous
-from fedhet.strategies.modes.private.differential_privacy import (
-    LocalPrivacyClient,
-    LocalPrivacyServer,
-)
+from fedhet.strategies.modes.private.mechanisms import Local
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.modes.simulated_clients import SimulatedClients, Started
 from fedhet.strategies.modes.systems import Constant, DayNight, LogNormal
@@ -115,7 +111,9 @@ def test_a_run_is_that_of_an_event_loop_written_out(method):
         found, reports = run(built(FedBuff, asynchronous={"buffer": 2}, **how), 12)
         expected, clock = event_loop(12, 4, 2, system, lambda tau: (1 + tau) ** -0.5, False)
     else:
-        found, reports = run(built(FedAsync, exponent=2.0, threshold=1.0, **how), 20)
+        found, reports = run(
+            built(FedAsync, asynchronous={"exponent": 2.0, "threshold": 1.0}, **how), 20
+        )
         hinge = lambda tau: 1.0 if tau <= 1 else 1 / (2 * (tau - 1) + 1)  # noqa: E731
         expected, clock = event_loop(20, 4, 1, system, hinge, True)
     np.testing.assert_allclose(found[0].numpy(), expected, rtol=0, atol=1e-12)
@@ -157,11 +155,11 @@ def test_epsilon_counts_the_messages_to_a_client_and_no_sized_one(settings):
             asked[reply.metadata.src_node_id - 1000] += 1
         return reply
 
-    side = LocalPrivacyServer()
+    privacy = Local().halves(None)
+    [side] = privacy.server_sides.values()
     strategy = built(
-        FedAvg,
-        client_sides={"privacy": LocalPrivacyClient()},
-        server_sides={"privacy": side},
+        client_sides=privacy.client_sides,
+        server_sides=privacy.server_sides,
         aggregator=UniformMean(),
         asynchronous=settings,
         sampler=FixedSizeSampler(0.5),
@@ -179,12 +177,13 @@ def normed(scales: list[float]) -> list[TensorBatches]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [partial(FedBuff, 3), FedAsync])
-def test_variances_of_sites_of_other_scales_stay_between_theirs(method):
+@pytest.mark.parametrize(("method", "buffer"), [(FedBuff, 3), (FedAsync, 1)])
+def test_variances_of_sites_of_other_scales_stay_between_theirs(method, buffer):
     """Added up, changes from stale variances made -2.4 of them, and the next losses NaN."""
     options, seen = LocalTrainingConfig(batch_size=8, epochs=4), []
     strategy = built(
         method,
+        asynchronous={"buffer": buffer},
         **slots(LogNormal(sigma=1.5), local_training=options, local_lr=0.01, buffers=BUFFERS),
     )
 
