@@ -6,6 +6,7 @@ import importlib
 import re
 from pathlib import Path
 
+from docs.generator import modes
 from docs.generator.keys import SCHEMA, commented_files, json_schema
 from fedhet.conf import catalogue
 from fedhet.conf.project import FOLDER
@@ -16,11 +17,12 @@ _OF_METHOD = re.compile(r"from \.strategies\.(?!method |parts )")
 
 
 def made_of_schema() -> dict[Path, str]:
-    """Return the catalogue of methods, the public names, the JSON schema, and conf/'s comments."""
+    """Return the catalogue of methods, public names, JSON schema, modes and conf/'s comments."""
     return {
         catalogue.FILE: catalogue.written(methods()),
         STUB: public_names(),
         SCHEMA: json_schema(),
+        modes.PAGE: modes.page(),
         **commented_files(),
     }
 
