@@ -236,8 +236,8 @@ def _check_readers(name: str, run: Composition) -> None:
             left &= leaves
     if too_much:
         raise ConfigError(
-            f"{mode.key} leaves nothing but {in_words(left)} to be read, and {'; '.join(too_much)}: "
-            f"{mode.off}, or choose parts that read no more"
+            f"{mode.key} leaves nothing but {in_words(left)} to be read, and "
+            f"{'; '.join(too_much)}: {mode.off}, or choose parts that read no more"
         )
 
 
