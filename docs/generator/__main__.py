@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 
+from docs.generator import modes
 from docs.generator.keys import SCHEMA, commented_files, json_schema
 from fedhet import strategies
 from fedhet.common.configured import Option
@@ -20,11 +21,12 @@ _OF_METHOD = re.compile(r"from \.strategies\.(?!method |parts )")
 
 
 def made_of_schema() -> dict[Path, str]:
-    """Return the catalogue, the public names, the JSON schema, and conf/'s comments."""
+    """Return the catalogue, public names, JSON schema, modes and conf/'s comments."""
     return {
         catalogue.FILE: catalogue.written(methods(), options()),
         STUB: public_names(),
         SCHEMA: json_schema(),
+        modes.PAGE: modes.page(),
         **commented_files(),
     }
 
