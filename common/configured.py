@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import (
     Annotated,
     Any,
@@ -73,7 +74,7 @@ class _Missing:
 MISSING = _Missing()
 
 
-@dataclass_transform(kw_only_default=True)
+@dataclass_transform(kw_only_default=True, eq_default=False)
 class Configured:
     """A class whose annotated attributes are its parameters; all are named where they are given.
 
@@ -102,9 +103,35 @@ class Configured:
         return f"{type(self).__name__}({values})"
 
 
-@cache
+class Option(Configured):
+    """A class that an option of a config group builds: ``fedhet GROUP=OPTION``.
+
+    Attributes:
+        group: such as strategy/aggregator.
+        option: its name there; a class without one is a base of others.
+        variants: in place of ``option``, where several options build the class: by name, the
+            values that each has in place of the class's defaults.
+    """
+
+    group: ClassVar[str] = ""
+    option: ClassVar[str] = ""
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+
+    def __init_subclass__(cls) -> None:
+        """Name the node of the recipe as the group."""
+        super().__init_subclass__()
+        if "group" in vars(cls) and "section" not in vars(cls):
+            cls.section = cls.group.replace("/", ".")
+
+
 def fields(kind: type[Configured]) -> Mapping[str, Field]:
     """Return a class's parameters by name, those of the classes that it extends first."""
+    any_kind: Any = kind  # to mypy, no class of this kind can be hashed
+    return _fields(any_kind)
+
+
+@cache
+def _fields(kind: type[Configured]) -> Mapping[str, Field]:
     found: dict[str, Field] = {}
     hints = get_type_hints(kind, include_extras=True)
     for base in reversed(kind.__mro__):
@@ -118,11 +145,19 @@ def fields(kind: type[Configured]) -> Mapping[str, Field]:
 
 def _field(name: str, hint: Any, default: Any) -> Field:
     inner, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    marks = {type(one): one for one in metadata if isinstance(one, Key | Refers | InCode)}
-    rest = [one for one in metadata if not isinstance(one, Key | Refers | InCode)]
+    key, refers, in_code, rest = None, None, False, []
+    for one in metadata:
+        match one:
+            case Key():
+                key = one.name
+            case Refers():
+                refers = one.to
+            case InCode():
+                in_code = True
+            case _:
+                rest.append(one)
     hint = Annotated[(inner, *rest)] if rest else inner
-    key, refers = marks.get(Key), marks.get(Refers)
-    return Field(name, hint, default, key and key.name, refers and refers.to, InCode in marks)
+    return Field(name, hint, default, key, refers, in_code)
 
 
 def section_of(field: Field) -> type[Configured] | None:
@@ -151,10 +186,11 @@ def checked(kind: type[Configured], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of all parameters of a class, checked."""
     known = fields(kind)
     values = {name: _plain(known.get(name), value) for name, value in given.items()}
+    any_kind: Any = kind
     try:
-        found = _model(kind).model_validate(values)
+        found = _model(any_kind).model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(dict.fromkeys(_lines(kind, error)))) from None
+        raise ConfigError("; ".join(dict.fromkeys(_lines(kind, error, values)))) from None
     return {name: getattr(found, name) for name in known}
 
 
@@ -165,7 +201,9 @@ def _plain(field: Field | None, value: Any) -> Any:
     return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
 
 
-def _lines(kind: type[Configured], error: ValidationError) -> Iterator[str]:
+def _lines(
+    kind: type[Configured], error: ValidationError, values: Mapping[str, Any]
+) -> Iterator[str]:
     known = fields(kind)
     for one in error.errors(include_url=False, include_context=False):
         name = str(one["loc"][0]) if one["loc"] else ""
@@ -181,7 +219,7 @@ def _lines(kind: type[Configured], error: ValidationError) -> Iterator[str]:
         if one["type"] == "missing":
             yield f"{key} is not set: it must be {field.allowed}"
         else:
-            yield refusal(key, one["input"] if len(one["loc"]) == 1 else None, field.annotation)
+            yield refusal(key, values.get(name), field.annotation)
 
 
 def refusal(key: str, value: Any, annotation: Any) -> str:

@@ -58,7 +58,7 @@ from fedhet.common.metrics import OWN, metric_totals, own_metrics
 
 Row = dict[str, Any]
 
-FORMAT = 2  # of results directories; 1 had no such key, and other names (conf.renamed reads them)
+FORMAT = 2  # of results directories
 COMPLETED, DIVERGED, STOPPED, FAILED = "completed", "diverged", "stopped", "failed"
 ROUNDS_WITHOUT_ROWS = "rounds_without_rows"  # in summary.json: rows that metrics.jsonl has lost
 BY_CLIENT = "by client"  # a summary's partition if the user's own function gives each its data

@@ -30,6 +30,7 @@ from .strategies.fedexp import FedExP as FedExP
 from .strategies.fedma import FedMA as FedMA
 from .strategies.fedmrur import FedMRUR as FedMRUR
 from .strategies.fednova import FedNova as FedNova
+from .strategies.fedntd import FedNTD as FedNTD
 from .strategies.fedper import FedPer as FedPer
 from .strategies.fedproto import FedProto as FedProto
 from .strategies.fedprox import FedProx as FedProx

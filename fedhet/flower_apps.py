@@ -37,7 +37,7 @@ from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of
 from fedhet.load_run import MODEL_FILE
 from fedhet.server_app.app import run_recipe
-from fedhet.server_app.best_round import BEST
+from fedhet.server_app.listeners.best_model import BEST
 from fedhet.strategies.method import Method
 from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import Functions
@@ -254,7 +254,8 @@ def _word_of(method: AnyMethod) -> str:
 
 def _parameters(method: Configured) -> dict[str, Any]:
     """Return the parameters that were given to a method, by their keys."""
-    known, found = fields(type(method)), {}
+    known = fields(type(method))
+    found: dict[str, Any] = {}
     for name in method.given:
         field, value = known[name], getattr(method, name)
         if field.in_code:
@@ -263,7 +264,17 @@ def _parameters(method: Configured) -> dict[str, Any]:
                 "says in settings, such as {'strategy/aggregator': 'median'} (docs/keys.md)"
             )
         if isinstance(value, Configured):
-            found |= _parameters(value)
+            found |= _section(value, field.default)
         else:
             found[field.key or f"{type(method).section}.{name}"] = value
     return found
+
+
+def _section(given: Configured, default: Configured) -> dict[str, Any]:
+    """Return a section's parameters that were given, or that the method's default changes."""
+    changed = {
+        f"{given.section}.{name}": getattr(given, name)
+        for name, field in fields(type(given)).items()
+        if not field.key and getattr(given, name) != getattr(default, name)
+    }
+    return changed | _parameters(given)

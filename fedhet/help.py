@@ -16,8 +16,9 @@ from fedhet.commands import table_console
 from fedhet.common.configured import shown
 from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.common.kinds import short_words
+from fedhet.common.nested import leaves
 from fedhet.conf import compose_overrides
-from fedhet.conf.catalogue import entry
+from fedhet.conf.catalogue import METHODS, Entry, method_of, options
 from fedhet.conf.mistakes import groups, method_lines, options_of, value_at
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import keys_below, tags_of
@@ -101,11 +102,25 @@ def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
         value = value_at(values, key.path)
         text = "..." if isinstance(value, dict) and value else shown(value)
         yield key.name, text, short_words(key.allowed), key.field.description or ""
-    for path in values["strategy"]["methods"].values():
-        for name, option in entry(path)["options"].items():
-            yield (
-                name,
-                shown(value_at(values, name.split("."))),
-                option["allowed"],
-                option["meaning"],
-            )
+        if option := _option("/".join(key.path), value):
+            yield from _own_rows(option, values)
+    for path in values[METHODS]["methods"].values():
+        yield from _own_rows(method_of(path), values)
+
+
+def _own_rows(entry: Entry, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the rows of a method's or an option's own keys."""
+    for name, key in entry["keys"].items():
+        yield name, shown(value_at(values, name.split("."))), key["allowed"], key["meaning"]
+
+
+def _option(group: str, node: Any) -> Entry | None:
+    """Return the option of a group that builds a node's classes."""
+    known = options().get(group, {}).values()
+    return next((one for one in known if _classes(one["node"]) == _classes(node)), None)
+
+
+def _classes(node: Any) -> list[tuple[str, Any]]:
+    """Return the classes that a node builds, by key."""
+    keys = leaves(node, ".") if isinstance(node, Mapping) else ()
+    return [(key, value) for key, value in keys if key.rpartition(".")[2] == "_target_"]

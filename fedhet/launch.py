@@ -59,7 +59,6 @@ from fedhet.conf import (
 from fedhet.conf.check import checked
 from fedhet.conf.mistakes import NO_OPTION
 from fedhet.conf.project import register_recipes
-from fedhet.conf.renamed import refuse_old_keys
 from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run, warm_up
 from fedhet.progress import Display, closing_panel, round_display
@@ -106,7 +105,6 @@ def main(early: EarlyServer | None = None) -> None:
             return
         words = with_open_keys(sys.argv[1:])
         sys.argv[1:] = take_resume(with_single_sweeps(words))
-        refuse_old_keys(sys.argv[1:])
         check_flags(sys.argv[1:])
         set_defaults()
         register_recipes()

@@ -21,9 +21,8 @@ from fedhet.common.files import expanded
 from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf import method_name
 from fedhet.conf.build import strategy_parts
-from fedhet.conf.renamed import upgrade_config
-from fedhet.server_app.best_round import BEST
 from fedhet.server_app.initial_model import fixed_tensors
+from fedhet.server_app.listeners.best_model import BEST
 from fedhet.strategies.base import ClientSide, LocalContext
 from fedhet.strategies.components.tensor_selection import tensors_of
 from fedhet.strategies.round.checks import sides_with
@@ -51,7 +50,7 @@ def recipe_of(folder: Path) -> DictConfig:
         raise DamagedFileError(f"{folder / CONFIG} is damaged: {error}") from None
     if not isinstance(plain, dict) or not plain:
         raise DamagedFileError(f"{folder / CONFIG} is damaged: it holds no recipe")
-    recipe = upgrade_config({str(key): value for key, value in plain.items()})
+    recipe = {str(key): value for key, value in plain.items()}
     if not recipe.get("clients"):
         recipe["clients"] = int(summary.get("clients", 0))
     return OmegaConf.create(recipe)

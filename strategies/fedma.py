@@ -21,11 +21,10 @@ from torch import Tensor
 
 from fedhet.common.kinds import Positive
 from fedhet.strategies.base import Tensors
-from fedhet.strategies.fusion.grown_network import GrownNetwork, spread
+from fedhet.strategies.fusion.grown_network import GrownNetwork, Matching, spread
 from fedhet.strategies.fusion.layer_chain import Link
 from fedhet.strategies.fusion.projections import bias_of
 from fedhet.strategies.parts import Parts
-from fedhet.strategies.pfnm import Matching
 
 
 class MatchedAveraging(GrownNetwork):

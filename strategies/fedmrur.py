@@ -1,6 +1,6 @@
 """FedMRUR: federated learning with manifold regularization and normalized update reaggregation.
 
-An, Shen, Hu, Luo. NeurIPS 2023. https://arxiv.org/abs/2311.05851
+An, Shen, Hu, Luo. NeurIPS 2023. https://arxiv.org/abs/2311.05924
 
 MoFedSAM whose clients keep their representations close to the global model's in the Lorentz model
 of hyperbolic space, and whose server gives the mean update the clients' mean norm.

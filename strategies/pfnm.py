@@ -38,25 +38,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from types import MappingProxyType
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedhet.common.configured import Key
 from fedhet.common.errors import ConfigError
-from fedhet.common.kinds import Count, Positive, Seed
 from fedhet.strategies.base import Tensors
-from fedhet.strategies.fusion.grown_network import BIAS_MEAN, GrownNetwork, spread
-from fedhet.strategies.fusion.layer_chain import Chain, Link
+from fedhet.strategies.fusion.grown_network import BIAS_MEAN, GrownNetwork, Matching, spread
+from fedhet.strategies.fusion.layer_chain import Link
 from fedhet.strategies.fusion.projected_layers import flattened
 from fedhet.strategies.fusion.projections import bias_of
-from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
-from fedhet.strategies.statistics.class_counts import (
-    class_count_parts,
-)
 
 
 class NeuralMatching(GrownNetwork):
@@ -102,33 +94,6 @@ class NeuralMatching(GrownNetwork):
                 found[link.weight] = neurons[:, : width - link.has_bias]
             above, scales = list(labels), scales.new_ones(len(models), len(neurons))
         return found
-
-
-class Matching(Method):
-    """What PFNM and FedMA share: one round whose output is the grown network of matched neurons."""
-
-    replaces = frozenset({"output"})
-    settings = ONE_SHOT
-    requires = MappingProxyType({"strategy.personal": "none", "strategy.output": None})
-
-    sigma: Positive = 1.0
-    """variance of a client's parameters about the global ones; the smaller, the more neurons"""
-    sigma0: Positive = 1.0
-    """variance of the global parameters; small ones shrink what few clients have"""
-    gamma: Positive = 1.0
-    """mass of the process: how readily neurons become new ones"""
-    max_neurons: Count = 700
-    """neurons that a layer may grow to"""
-    sweeps: Count = 5
-    """how often every client's neurons are assigned again"""
-    seed: Annotated[Seed, Key("seed")] = 0
-
-    def matching_parts(self, network: type[GrownNetwork]) -> Parts:
-        """Return the parts of a method whose output is this network."""
-        output = network(
-            self.sigma, self.sigma0, self.gamma, self.max_neurons, self.sweeps, self.seed
-        )
-        return class_count_parts() | Parts(client_sides={"chain": Chain()}, output=output)
 
 
 class PFNM(Matching):

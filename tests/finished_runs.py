@@ -67,7 +67,7 @@ def summary_of(method: str, seed: int, rows: Sequence[dict[str, Any]]) -> dict[s
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing, as if matplotlib were missing: drawing takes seconds."""
     for name, module in list(sys.modules.items()):
-        ours = name.startswith(("fedhet.report.", "reproductions."))
+        ours = name.startswith(("fedhet.report.", "fedhet.reproductions."))
         if ours and hasattr(module, "can_plot"):
             monkeypatch.setattr(module, "can_plot", lambda: False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

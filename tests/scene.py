@@ -176,7 +176,7 @@ def equal_tensors(first: Path, second: Path) -> int:
 def make_app(folder: Path) -> None:
     """Make the project's app with the ClientApp of tests/faulty."""
     leave_out = shutil.ignore_patterns("__pycache__")
-    for package in (*PACKAGES, "fedhet"):
+    for package in (*PACKAGES, "reproductions", "fedhet"):
         shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=leave_out)
     shutil.copy(ROOT / "tests" / "faulty" / "faulty.py", folder)
     text = (ROOT / "pyproject.toml").read_text()

@@ -105,7 +105,7 @@ def test_a_sites_code_has_its_data_but_no_key_and_no_way_out(file, number, insid
 def test_the_image_has_all_packages_of_the_project():
     text = (DOCKER / "Dockerfile").read_text()
     ignored = (DOCKER.parent / ".dockerignore").read_text().splitlines()
-    for package in (*PACKAGES, "fedhet"):
+    for package in (*PACKAGES, "reproductions", "fedhet"):
         assert f"COPY {package} {package}\n" in text
         assert f"!{package}/" in ignored
     for source in re.findall(r"^COPY ((?:[\w./]+ )+)", text, re.MULTILINE):

@@ -92,6 +92,7 @@ RECIPES = [
     (["strategy=feddw", "strategy.feddw.linearised_every=5"], None),
     (["strategy=feddw", *NOISY_LABELS], None),
     (["strategy=feddistill"], None),
+    (["strategy=fedntd"], 2.0),
     (["strategy=moon"], 2.0),
     (["strategy=feduv"], 2.0),
     (["strategy=fedbabu"], 2.0),

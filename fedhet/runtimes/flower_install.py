@@ -11,7 +11,7 @@ from pathlib import Path
 import fedhet
 from fedhet.common.results import FAILED
 from fedhet.conf import FOLDER, PACKAGES
-from fedhet.conf.project import code_files, project
+from fedhet.conf.project import PAPERS, code_files, project
 
 FLOWER = "1.39"
 PROGRAMS = Path(sys.executable).parent
@@ -91,6 +91,8 @@ def stage_app(folder: Path, code: Sequence[Path] = ()) -> Path:
     shutil.copy(fedhet.__file__, app / "fedhet")
     for package in PACKAGES:
         _copy(FOLDER.parent / package, app / "fedhet")
+    for papers in PAPERS:
+        _copy(papers, app / "fedhet" / papers.parent.relative_to(FOLDER.parent))
     for path in code:
         _copy(path, app)
     return app

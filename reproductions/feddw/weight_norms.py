@@ -19,7 +19,12 @@ from fedhet.report.layout import Layout, first_runs
 from fedhet.report.names import plain
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.side_by_side import FONT, WIDTH, Draw, Spot, picture_grid, set_title, shortened
-from reproductions.feddw.classifier_data import Array, HeadNorms, head_norms_of, rank_correlation
+from fedhet.reproductions.feddw.classifier_data import (
+    Array,
+    HeadNorms,
+    head_norms_of,
+    rank_correlation,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

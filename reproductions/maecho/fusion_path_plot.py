@@ -13,8 +13,8 @@ from fedhet.report.colors import AXIS, PALETTE
 from fedhet.report.curves import style_axes
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.side_by_side import FONT, WIDTH, Draw, Spot, picture_grid, set_title
-from reproductions.color_bar import add_color_bar
-from reproductions.maecho.fusion_path import FusionPath, fusion_path_of
+from fedhet.reproductions.color_bar import add_color_bar
+from fedhet.reproductions.maecho.fusion_path import FusionPath, fusion_path_of
 
 MOST_SHOWN = 12  # runs
 COLORS = "YlGnBu"

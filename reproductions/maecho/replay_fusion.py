@@ -1,8 +1,8 @@
 """Replays a run's fusion of its clients' models, stopped after more and more iterations.
 
-A process of its own: ``echo '"RUN"' | python -m reproductions.maecho.replay_fusion``. The plane is
-the paper's, through g_0, g_1 and g_2, where g_t holds all parameters after t iterations. Later
-iterates are projected onto it.
+A process of its own: ``echo '"RUN"' | python -m fedhet.reproductions.maecho.replay_fusion``. The
+plane is the paper's, through g_0, g_1 and g_2, where g_t holds all parameters after t iterations.
+Later iterates are projected onto it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch import Tensor
 
 from fedhet.common.errors import ConfigError
 from fedhet.load_run import data_set_task_of, recipe_of
+from fedhet.reproductions.maecho.decoder_data import CLIENTS
+from fedhet.reproductions.maecho.flat_model import Batches, flat, unflat
+from fedhet.reproductions.maecho.fusion_path import FusionPath
+from fedhet.reproductions.maecho.neuron_matching import Fusion, neurons
 from fedhet.strategies.base import Reply
 from fedhet.strategies.maecho import HarmonizedOptima
 from fedhet.strategies.round.client_snapshots import load_replies
 from fedhet.tasks.evaluation import evaluate_model
-from reproductions.maecho.decoder_data import CLIENTS
-from reproductions.maecho.flat_model import Batches, flat, unflat
-from reproductions.maecho.fusion_path import FusionPath
-from reproductions.maecho.neuron_matching import Fusion, neurons
 
 GRID = 21  # points on a side
 EXAMPLES = 2000  # of the test set, for the surface

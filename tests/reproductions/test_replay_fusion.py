@@ -12,23 +12,23 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import reproductions.maecho as package
+import fedhet.reproductions.maecho as package
 from fedhet.report.blocks import Picture
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import read_run
 from fedhet.report.subprocess_call import CallError
+from fedhet.reproductions.maecho import neuron_matching as matching
+from fedhet.reproductions.maecho import replay_fusion as replay
+from fedhet.reproductions.maecho.flat_model import unflat
+from fedhet.reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
+from fedhet.reproductions.maecho.fusion_path_plot import fusion
+from fedhet.reproductions.maecho.neuron_matching import local_optima, matched
+from fedhet.reproductions.maecho.neuron_plot import neurons
 from fedhet.strategies.base import local_model
 from fedhet.strategies.fusion.projected_layers import projected_layers
 from fedhet.strategies.maecho import HarmonizedOptima, Released
 from fedhet.strategies.round.client_snapshots import FILE
 from fedhet.tasks.evaluation import evaluate_model
-from reproductions.maecho import neuron_matching as matching
-from reproductions.maecho import replay_fusion as replay
-from reproductions.maecho.flat_model import unflat
-from reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
-from reproductions.maecho.fusion_path_plot import fusion
-from reproductions.maecho.neuron_matching import local_optima, matched
-from reproductions.maecho.neuron_plot import neurons
 from tests.recipes import TINY, run_recipe
 from tests.reproductions.blocks import by_type, texts_of
 

@@ -28,10 +28,10 @@ reads along, not against a malicious one, and Flower draws masks from seeds of a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import cast
+from typing import Annotated, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -47,8 +47,11 @@ from flwr.common.logger import log
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 from flwr.serverapp import Grid
+from pydantic import AfterValidator, Field
 
-from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.common.configured import Option
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, Says, ShareAboveZero
 from fedhet.strategies.base import RefusedReplyError, Reply
 from fedhet.strategies.modes.private.seeded_rng import seeded_numpy
 from fedhet.strategies.modes.secure.exchanges import SecAggWire, error_reply
@@ -62,6 +65,8 @@ from fedhet.strategies.modes.secure.shares import (
     take_ciphertexts,
 )
 from fedhet.strategies.modes.secure.workflow import LEAST, NoSumError, SecureSum
+from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.round.training_round import RoundReplies, TrainingRound
 from fedhet.strategies.wire.records import METRICS, PARAMS, UPDATE, to_metrics, to_record
 from fedhet.strategies.wire.tensor_decoder import check_finite
 
@@ -71,66 +76,55 @@ _FINEST = 30  # bits: Flower rounds to 32-bit integers
 
 
 @dataclass(frozen=True)
-class Exchanged:
-    """The replies of a round and the bytes that its exchanges took.
+class SecureReplies(RoundReplies):
+    """The mean of all replies in place of each, and an error in place of every lost one.
 
     Attributes:
-        replies: the mean of all for every client in the sum, an error for every lost one.
         failures: why a client failed whose vector was in the sum already.
         bytes_down: of arrays and of the protocol, sent.
         bytes_up: the same, received.
-        rounding: the step to which clients have rounded what is summed; 0 without a sum.
     """
 
-    replies: Sequence[Message]
     failures: Sequence[str]
     bytes_down: int
     bytes_up: int
-    rounding: float = 0.0
+
+    def complete(self, report: RoundReport) -> None:
+        """Add the bytes of all exchanges, and the failures."""
+        report.bytes_down, report.bytes_up = self.bytes_down, self.bytes_up
+        report.failures = [*report.failures, *self.failures]
 
 
-@dataclass(frozen=True)
-class SecAggPlus:
-    """SecAgg+ with Flower's settings; ``exchange`` is the server half, ``reply`` the client half.
+def _odd(number: int) -> int:
+    if number % 2 != 1:
+        raise ValueError
+    return number
 
-    Attributes:
-        num_shares: the number of clients that share a key, its owner included: a fraction of the
-            round's clients in (0, 1], or an odd number from 3 (the paper's neighbours).
-        reconstruction_threshold: the fraction of them that can reconstruct it, in (.5, 1]; with
-            fewer left the round fails.
-        clipping_range: R; numbers are cut off at -R and R; at least 1.
-        quantization_range: number of steps in [-R, R]; None: as many as the sum has room for.
-        max_examples: the most examples that a client may have (Flower's max_weight).
-    """
 
-    num_shares: float = 1.0
-    reconstruction_threshold: float = 0.67  # a majority, however many they are
-    clipping_range: float = 8.0
-    quantization_range: int | None = None
-    max_examples: int = 10_000
+Odd = Annotated[int, Field(ge=LEAST), AfterValidator(_odd), Says(f"an odd number from {LEAST} on")]
+Majority = Annotated[float, Field(gt=0.5, le=1)]
+AtLeastOne = Annotated[float, Field(ge=1)]
+Steps = Annotated[int, Field(ge=2, le=1 << _FINEST)]
 
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        key = "strategy.secure_aggregation"
-        if self.num_shares > 1 and (self.num_shares < LEAST or self.num_shares % 2 != 1):
-            raise ConfigError(
-                f"{key}.num_shares={self.num_shares} is not allowed: it must be a "
-                "fraction of the round's clients in (0, 1], or an odd number from 3"
-            )
-        require_range(f"{key}.num_shares", self.num_shares, open_low=True)
-        require_range(
-            f"{key}.reconstruction_threshold",
-            self.reconstruction_threshold,
-            low=0.5,
-            high=1.0,
-            open_low=True,
-        )
-        # the first number of a vector is 1, and shows that it is a mean of vectors
-        require_range(f"{key}.clipping_range", self.clipping_range, low=1.0)
-        if self.quantization_range is not None:
-            finest = float(1 << _FINEST)
-            require_range(f"{key}.quantization_range", self.quantization_range, low=2, high=finest)
-        require_whole(f"{key}.max_examples", self.max_examples, low=1)
+
+class SecAggPlus(Option):
+    """SecAgg+ with Flower's settings; ``send`` is the server half, ``reply`` the client half."""
+
+    group = "strategy/secure_aggregation"
+    option = "secagg_plus"
+
+    num_shares: ShareAboveZero | Odd = 1.0
+    """among how many of a round's clients a key is shared, its owner included: a share of them, or
+    an odd number (the paper's neighbours)"""
+    reconstruction_threshold: Majority = 0.67
+    """the share of those that can take a lost client's masks off; with fewer left the round
+    fails"""
+    clipping_range: AtLeastOne = 8.0  # a vector's first number is 1: it is a mean of vectors
+    """R: numbers are cut off at -R and R"""
+    quantization_range: Steps | None = None
+    """steps between those; null: as many as the sum of a round has room for in 32 bits"""
+    max_examples: Count = 10_000
+    """the most examples that a client may have"""
 
     def steps(self, size: int) -> int:
         """Return the number of steps in [-R, R] for a sum of ``size`` clients.
@@ -149,7 +143,11 @@ class SecAggPlus:
         return self.quantization_range
 
     def step(self, size: int) -> float:
-        """Return the step that a client's numbers are rounded to, in a sum of ``size`` clients."""
+        """Return the step that a client's numbers are rounded to, in a sum of ``size`` clients.
+
+        Raises:
+            ConfigError: if the sum has no room for the steps.
+        """
         return 2 * self.clipping_range / self.steps(size)
 
     def check(self, num_clients: int) -> None:
@@ -168,34 +166,25 @@ class SecAggPlus:
                 f"{self.max_examples}: set it higher"
             )
 
-    def exchange(
-        self,
-        grid: Grid,
-        messages: Mapping[int, Message],
-        layout: Layout,
-        round: int,
-        timeout: float,
-    ) -> Exchanged:
+    def send(self, grid: Grid, training: TrainingRound, layout: Layout) -> SecureReplies:
         """Send a round's messages and return the mean of the replies in place of each.
 
         Args:
             grid: Flower's connection to the nodes.
-            messages: by client id, one for each client of the round.
+            training: the round.
             layout: of the replies.
-            round: t.
-            timeout: seconds, of each of the exchanges.
         """
-        wire = SecAggWire(grid, timeout, round)
+        wire = SecAggWire(grid, training.timeout, training.number)
+        messages = training.messages
         nodes = {message.metadata.dst_node_id: message for message in messages.values()}
         try:
             secure = SecureSum(wire, self._setup(len(nodes)), len(layout))
             mean, summed = secure.run({node: message.content for node, message in nodes.items()})
-            step = self.step(len(nodes))
-            found = layout.unpack(mean, len(summed), step)
+            found = layout.unpack(mean, len(summed), self.step(len(nodes)))
         except (NoSumError, ValueError) as error:  # ValueError: a spoilt vector
             why = f"no secure sum: {error}"
             failed = [error_reply(m, wire.lost.get(n, why)) for n, m in nodes.items()]
-            return Exchanged(failed, [], wire.bytes_down, wire.bytes_up)
+            return SecureReplies(training, failed, [], wire.bytes_down, wire.bytes_up)
         sent = {UPDATE: {**found.update, **found.buffers}, **found.payloads}
         records = {name: to_record(tensors) for name, tensors in sent.items()}  # serialised once
         replies, failures = [], []
@@ -208,8 +197,8 @@ class SecAggPlus:
             replies.append(Message(RecordDict({**records, METRICS: metrics}), reply_to=message))
             if node in wire.lost:
                 failures.append(f"client {client}, after its update was summed: {wire.lost[node]}")
-                log(WARNING, "round %s: %s", round, failures[-1])
-        return Exchanged(replies, failures, wire.bytes_down, wire.bytes_up, step)
+                log(WARNING, "round %s: %s", training.number, failures[-1])
+        return SecureReplies(training, replies, failures, wire.bytes_down, wire.bytes_up)
 
     def _setup(self, size: int) -> ConfigRecord:
         """Return Flower's settings for a round of ``size`` clients."""
