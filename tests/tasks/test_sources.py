@@ -90,7 +90,7 @@ def test_wrong_files_are_refused_by_key(tmp_path):
     refused(r"no test\.parquet; .* task\.test_split", "mnist", path=str(tmp_path))
     alone = {"name": "mnist", "path": str(tmp_path), "test_split": None}
     refused(r"'label' \(task\.label_column\); it has: image", **alone)
-    message = r"label 3 and task\.num_classes=3 allows 0\.\.2"
+    message = r"label 3.* task\.num_classes=3 allows 0\.\.2"
     refused(message, **alone, label_column="digit", num_classes=3)
 
 
@@ -191,7 +191,7 @@ def test_broken_image_folders_are_refused_by_key(tmp_path):
     refused("one subfolder, cat", **here)
     write_image_folder(tmp_path / "train", {"dog": 3})
     write_image_folder(tmp_path / "test", {"cow": 1})
-    refused(r"subfolder 'cow' .* cat, dog", **here)
+    refused(r"subfolder 'cow'.* cat, dog", **here)
     (tmp_path / "train" / "cat" / "gone.png").symlink_to(tmp_path / "nothing")
     (tmp_path / "test" / "cow").rename(tmp_path / "test" / "cat")
     refused(r"gone\.png links to a file that is not there", **here)
@@ -229,7 +229,7 @@ def test_labels_with_fractions_are_refused_in_tables(tmp_path):
     given = {"label": np.array([0.0, 1.5, 2.0])}
     write_parquet(tmp_path / "mnist" / "train.parquet", random_images(3, 28, 1), given)
     alone = {"path": str(tmp_path), "test_split": None}
-    refused(r"label 1\.5 and task\.num_classes=10 allows 0\.\.9, whole num", "mnist", **alone)
+    refused(r"label 1\.5.* task\.num_classes=10 allows 0\.\.9, whole num", "mnist", **alone)
 
 
 def test_site_reads_its_own_image_folder(tmp_path):
