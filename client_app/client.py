@@ -423,7 +423,7 @@ def _require_sent(name: str, sent: object) -> Payloads:
     """Return what a side's ``end`` gave, if that is a mapping."""
     if not isinstance(sent, Mapping):
         raise ConfigError(
-            f"strategy.client_sides.{name}: its end() returned a {type(sent).__name__}: it must "
+            f"strategy={name}: its end() returned a {type(sent).__name__}: it must "
             "return what it sends, tensors by payload and name ({} for nothing)"
         )
     return dict(sent)

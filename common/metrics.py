@@ -4,9 +4,8 @@ Their values are computed by ``fedhet.tasks.metrics``, which needs torch; this t
 One of the user's own is a function ``package.module:function``, whose name rows have; they list
 these names as ``own_metrics``, since no table has them.
 
-A value has the metric's name in metrics.jsonl, ``f1/<class>`` for one class, and a prefix where it
-is a mean over clients: ``client_`` (evaluation.clients), ``received_`` (evaluation.received),
-``personal_`` and ``personal_test_`` (the clients' own models).
+A measured value has a :class:`MetricName`: what is evaluated, the metric, and the class of a value
+for one class. metrics.jsonl, summary.json and recipes write it as text: ``client_f1/cat``.
 """
 
 from __future__ import annotations
@@ -21,9 +20,13 @@ from fedhet.common.errors import ConfigError
 Kind = Literal["classification", "segmentation", "regression"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SHOWN_METRICS = 3  # that a round's line shows, beside accuracy and loss
-CLIENT = "client_"  # before the mean over the clients of an evaluation of the new model
+HERE = ""  # the new model at the server
+CLIENT = "client_"  # the new model at the clients, a mean over them (evaluation.clients)
+RECEIVED = "received_"  # the model before the round, the same (evaluation.received)
+PERSONAL_TEST, PERSONAL = "personal_test_", "personal_"  # the clients' own models
+BEST = "best_"  # in summaries: before the name of the best value
 OWN = "own_metrics"  # in rows and summaries: the names of the user's own metrics
-_PREFIXES = (CLIENT, "received_", "personal_test_", "personal_")
+_PREFIXES = (CLIENT, RECEIVED, PERSONAL_TEST, PERSONAL)
 # Columns of metrics.jsonl and keys of summary.json, which docs/running.md explains.
 _TAKEN = frozenset(
     """
@@ -113,28 +116,55 @@ def own_names(words: Iterable[str]) -> list[str]:
 
 def is_taken(name: str) -> bool:
     """Return whether rows or summaries mean something else by this name, or by its beginning."""
-    return name in METRICS or name in _TAKEN or name.startswith(("best_", "num_", *_PREFIXES))
+    return name in METRICS or name in _TAKEN or name.startswith((BEST, "num_", *_PREFIXES))
+
+
+@dataclass(frozen=True)
+class MetricName:
+    """What a measured value is of.
+
+    Attributes:
+        name: of the metric, a loss, or the user's own.
+        where: what is evaluated, the prefix of the text: HERE, CLIENT, RECEIVED, ...
+        class_name: None for a value over all classes.
+    """
+
+    name: str
+    where: str = HERE
+    class_name: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> MetricName:
+        """Read a name of metrics.jsonl, or of a reply, which has hyphens: ``received-f1``."""
+        base, slash, class_name = text.partition("/")
+        base = base.replace("-", "_")
+        where = next((one for one in _PREFIXES if base.startswith(one)), HERE)
+        return cls(base.removeprefix(where), where, class_name if slash else None)
+
+    def __str__(self) -> str:
+        """Write the name as metrics.jsonl has it."""
+        of_class = "" if self.class_name is None else f"/{self.class_name}"
+        return f"{self.where}{self.name}{of_class}"
+
+    @property
+    def metric(self) -> Metric | None:
+        """What is known of the metric; None of one of the user's own."""
+        return _LOSS if self.name == "loss" else METRICS.get(self.name)
 
 
 def metric_of(name: str) -> Metric | None:
-    """Return the metric that a name of metrics.jsonl or of a reply stands for; None without one.
-
-    Prefixes and a class are left out: ``client_f1/cat`` and ``received-f1`` are f1. One of the
-    user's own is in no table: None.
-    """
-    base = name.partition("/")[0].replace("-", "_")
-    base = base.removeprefix(evaluation_of(base))
-    return _LOSS if base == "loss" else METRICS.get(base)
+    """Return what is known of the metric that a name stands for; None of the user's own."""
+    return MetricName.read(name).metric
 
 
 def evaluation_of(name: str) -> str:
-    """Return the prefix in a name of metrics.jsonl, which says what evaluation the value is of."""
-    return next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+    """Return what is evaluated for a value of this name: HERE, CLIENT, RECEIVED, ..."""
+    return MetricName.read(name).where
 
 
 def larger_is_better(figure: str) -> bool:
     """Return whether a figure of metrics.jsonl or summary.json is better when it is larger."""
-    metric = metric_of(figure.removeprefix("best_"))
+    metric = metric_of(figure.removeprefix(BEST))
     return metric is not None and metric.larger_is_better
 
 
@@ -180,58 +210,55 @@ def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, t
             )
 
 
-def class_metric(name: str, class_name: str) -> str:
-    """Return the name of a metric's value of one class."""
-    return f"{name}/{class_name}"
-
-
 def measured_names(names: Iterable[str], class_names: Sequence[str] = ()) -> list[str]:
     """Return the names of all values, with one for each class where ``class_names`` are given."""
     found = []
     for name in map(row_name, names):
         found.append(name)
         if name in METRICS and METRICS[name].per_class:
-            found += [class_metric(name, one) for one in class_names]
+            found += [str(MetricName(name, class_name=one)) for one in class_names]
     return found
 
 
 def row_key(name: str) -> str:
-    """Return the name in metrics.jsonl of what a reply calls ``name``; a class keeps its own."""
-    base, slash, class_name = name.partition("/")
-    return base.replace("-", "_") + slash + class_name
+    """Return the name in metrics.jsonl of what a reply calls ``name``."""
+    return str(MetricName.read(name))
 
 
 # ---- in rows and summaries -----------------------------------------------------------------------
 
 
 def measured_where(values: Mapping[str, Any]) -> str:
-    """Return "client_" for what is measured at the clients alone, without test examples here."""
-    here, at_clients = (
-        any(values.get(f"{where}{name}") is not None for name in ("accuracy", "loss"))
-        for where in ("", CLIENT)
-    )
-    return CLIENT if at_clients and not here else ""
+    """Return CLIENT for what is measured at the clients alone, without test examples here."""
+
+    def is_measured(where: str) -> bool:
+        names = (MetricName(name, where) for name in ("accuracy", "loss"))
+        return any(values.get(str(name)) is not None for name in names)
+
+    return CLIENT if is_measured(CLIENT) and not is_measured(HERE) else HERE
 
 
 def shown_metrics(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a row or summary, without accuracy, loss and classes.
 
-    The server's, or the clients' (``client_``) where they alone have measured anything.
+    The server's, or the clients' where they alone have measured anything.
     """
     where = measured_where(values)
     known = (*METRICS, *(values.get(OWN) or ()))
-    names = {f"{where}{name}" for name in known if name != "accuracy"}
+    names = {str(MetricName(name, where)) for name in known if name != "accuracy"}
     return {name: value for name, value in values.items() if name in names and value is not None}
 
 
-def is_of_new_model(name: str, own: Collection[str] = ()) -> bool:
-    """Return whether a name of metrics.jsonl is a metric of the new model, accuracy left out.
+def is_of_new_model(text: str, own: Collection[str] = ()) -> bool:
+    """Return whether a name of metrics.jsonl is a metric of the new model, the accuracy left out.
 
-    At the server or the clients (``client_``), over all examples or of one class; ``own``: names of
-    the user's own metrics.
+    At the server or the clients, over all examples or of one class; ``own``: names of the user's
+    own metrics.
     """
-    base = name.removeprefix(CLIENT)
-    return base in own or (base.partition("/")[0] in METRICS and base != "accuracy")
+    name = MetricName.read(text)
+    is_accuracy = name.name == "accuracy" and name.class_name is None
+    known = name.name in own or (name.name in METRICS and not is_accuracy)
+    return known and name.where in (HERE, CLIENT)
 
 
 def own_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -242,9 +269,9 @@ def own_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def metric_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return each metric's last value, and its best one as ``best_<name>``; of classes, the last.
 
-    Of the server's evaluation and of the clients' (``client_``), without accuracy and loss. A
-    metric that the last evaluation has no value of has no last one: an older one is of another
-    model. One of the user's own has no best one: nobody has said which values are better.
+    Of the server's evaluation and of the clients', without accuracy and loss. A metric that the
+    last evaluation has no value of has no last one: an older one is of another model. One of the
+    user's own has no best one: nobody has said which values are better.
     """
     last: dict[str, float] = {}
     best: dict[str, float] = {}
@@ -258,11 +285,12 @@ def metric_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
                 choose = max if larger_is_better(name) else min
                 best[name] = choose(best.get(name, last[name]), last[name])
     found: dict[str, float] = {}
-    for name, value in best.items():
-        if name in last:
-            found[name] = last[name]
-        if "/" not in name and metric_of(name) is not None:
-            found[f"best_{name}"] = value
+    for text, value in best.items():
+        if text in last:
+            found[text] = last[text]
+        read = MetricName.read(text)
+        if read.class_name is None and read.metric is not None:
+            found[f"{BEST}{text}"] = value
     return found
 
 
@@ -271,6 +299,6 @@ def figures_of(metrics: Collection[str]) -> list[str]:
     found: list[str] = []
     for name in metrics:
         if name != "accuracy":
-            figures = (name, f"best_{name}", f"{CLIENT}{name}", f"best_{CLIENT}{name}")
-            found += figures if name in METRICS else figures[::2]
+            for text in (name, str(MetricName(name, CLIENT))):
+                found += [text, f"{BEST}{text}"] if name in METRICS else [text]
     return found

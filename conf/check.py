@@ -37,7 +37,7 @@ _UNRESOLVED = ("optimizers", "paper", "choice")  # of classes, or read by one co
 _OF_STRATEGY = ("personal", "phases", "allow_stacked_corrections")  # the rest is built
 _REFERENCE = re.compile(r"\$\{(?:[\w.]+:)?([A-Za-z_]\w*(?:\.\w+)*)")
 _OPTION = re.compile(r"(?:\+\+)?task\.(data_options|model_options)\.(\w+)[.=]")
-_OPEN = ("strategy.requires", "strategy.methods", "paper", "choice", "local.optimizers", "logger")
+_OPEN = ("strategy.methods", "paper", "choice", "local.optimizers", "logger")
 
 
 def checked(recipe: DictConfig, words: Sequence[str] = ()) -> DictConfig:

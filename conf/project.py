@@ -88,10 +88,17 @@ def _read(path: Path) -> Project | None:
         )
     for recipe in sorted(found.recipes.rglob("*.yaml")):
         name = recipe.relative_to(found.recipes)
-        if any((folder / name).exists() for folder in (FOLDER, *PAPERS)):
+        known = any((folder / name).exists() for folder in (FOLDER, *PAPERS))
+        if known or _is_a_method(name):
             raise ConfigError(f"{recipe}: fedhet has a recipe {name}, too; rename yours")
         _text(recipe, recipe.read_bytes())
     return found
+
+
+def _is_a_method(recipe: Path) -> bool:
+    from fedhet.conf.catalogue import catalogue
+
+    return recipe.parent.as_posix() == "strategy" and recipe.stem in catalogue()
 
 
 def _text(path: Path, content: bytes) -> str:

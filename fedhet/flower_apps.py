@@ -37,7 +37,7 @@ from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of
 from fedhet.load_run import MODEL_FILE
 from fedhet.server_app.app import run_recipe
-from fedhet.server_app.best_round import BEST
+from fedhet.server_app.listeners.best_model import BEST
 from fedhet.strategies.method import Method
 from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import Functions

@@ -21,8 +21,8 @@ from fedhet.common.files import expanded
 from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf import method_name
 from fedhet.conf.build import strategy_parts
-from fedhet.server_app.best_round import BEST
 from fedhet.server_app.initial_model import fixed_tensors
+from fedhet.server_app.listeners.best_model import BEST
 from fedhet.strategies.base import ClientSide, LocalContext
 from fedhet.strategies.components.tensor_selection import tensors_of
 from fedhet.strategies.round.checks import sides_with

@@ -28,7 +28,6 @@ from fedhet.conf import (
 from fedhet.conf.arguments import check_arguments
 from fedhet.conf.build import strategy_of, strategy_parts
 from fedhet.conf.metrics import hides_scores
-from fedhet.server_app.calibration import Calibration
 from fedhet.server_app.initial_model import initial_model_file
 from fedhet.strategies.attacks.labels import Backdoor
 from fedhet.strategies.base import ClientSide
@@ -51,6 +50,7 @@ from fedhet.strategies.slots import Observer, Output
 from fedhet.strategies.wire.records import COLUMNS
 from fedhet.tasks import AnyTask, Functions, OwnTask, Task, build_task
 from fedhet.tasks.config import OwnConfig, read_config
+from fedhet.tasks.conformal.calibration import Calibration
 from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.own_metric import OwnMetric

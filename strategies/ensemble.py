@@ -85,7 +85,7 @@ def class_shares(replies: Sequence[Reply], num_classes: int, *, masked: bool) ->
     if any(CLASS_COUNTS not in reply.payloads for reply in replies):
         raise ConfigError(
             "a masked ensemble needs the clients' class counts, but they send none: set "
-            "strategy.class_counts.sent=true, or masked to false"
+            "strategy.ensemble.masked=false"
         )
     return holder_shares(replies)
 

@@ -32,7 +32,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import (
     METRICS,
     Kind,
-    class_metric,
+    MetricName,
     is_own,
     measured_names,
     require_metrics,
@@ -175,8 +175,8 @@ class MetricSet:
                 found[name] = float(value[present].mean())
             if self._per_class and METRICS[name].per_class:
                 by_class = value.masked_fill(~present, math.nan).tolist()
-                classes = self._predictions.class_names
-                found |= {class_metric(name, c): v for c, v in zip(classes, by_class, strict=True)}
+                names = (MetricName(name, class_name=c) for c in self._predictions.class_names)
+                found |= dict(zip(map(str, names), by_class, strict=True))
         return found
 
 

@@ -90,7 +90,7 @@ def test_recipes_give_the_same_bits(pythons, tmp_path):
     assert len(found) == 7
     for what, summaries in found.items():
         the_same(summaries, what)
-    (fedavg,) = (both for what, both in found.items() if what.startswith("sweep/0_"))
+    (fedavg,) = (both for what, both in found.items() if what.startswith("sweep/fedavg_"))
     ray = found["ray"]["newest"]["parameters_sha256"]
     assert ray == fedavg["newest"]["parameters_sha256"]
 

@@ -21,6 +21,7 @@ from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import COMPLETED, DIVERGED, METRICS, read_rows, read_summary
 from fedhet.conf import HASHED_PATHS, fingerprint, plain_part, quoted, resume_fingerprint
 from fedhet.runtimes.deployment.run_record import read_record
+from fedhet.server_app.listeners.stopping import EarlyStopping, why_ended
 from fedhet.sweep.sweep_folder import SweepFolder
 
 _FLAG = "--resume"
@@ -142,8 +143,6 @@ def plan_for(folder: Path, recipe: DictConfig) -> Plan:
 
 def _has_ended(folder: Path, recipe: DictConfig) -> bool:
     """Return whether a completed run, if it is continued, has nothing to do by early stopping."""
-    from fedhet.server_app.best_round import EarlyStopping, why_ended  # imports torch
-
     last = _last_checkpoint(folder)
     if last is None or last.get("recipe") != resume_fingerprint(recipe):
         return False

@@ -8,9 +8,11 @@ removed at the end.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,7 @@ class Sweep:
     total: int | None = None  # how many jobs there are; None if only the sweeper knows
     batch_size: int | None = None  # how many of them are handed to the launcher at once, at most
     objective: str = "accuracy"  # the figure that a search optimises
+    varied: Sequence[str] = ()  # the keys that have more than one value, in this call or before
 
 
 class SweepFolder:
@@ -90,13 +93,19 @@ class SweepFolder:
         except TypeError as error:
             raise ConfigError(f"{self.index_path} is not the index of a sweep: {error}") from None
 
-    def entries(self) -> dict[int, dict[str, Any]]:
-        """Return the jobs of sweep.json, by number."""
-        return {int(entry["number"]): entry for entry in self._index().get("jobs", ())}
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        """Return the jobs of sweep.json, by the name of their folder."""
+        jobs = self._index().get("jobs", ())
+        try:
+            return {str(job["folder"]): dict(job) for job in jobs}
+        except (TypeError, KeyError, ValueError):
+            raise ConfigError(
+                f"{self.index_path} is not the index of a sweep: each of its jobs needs a folder"
+            ) from None
 
-    def write(self, sweep: Sweep, entries: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+    def write(self, sweep: Sweep, jobs: Iterable[Mapping[str, Any]] = ()) -> None:
         """Write sweep.json, whole or not at all."""
-        jobs = [dict(entry) for _, entry in sorted((entries or {}).items())]
+        jobs = list(jobs)
         save_text(self.index_path, json.dumps({**asdict(sweep), "jobs": jobs}, indent=1) + "\n")
 
     def report(self, job: JobReport) -> None:
@@ -108,6 +117,14 @@ class SweepFolder:
         """Return the latest report of each job, by number."""
         texts = [path.read_text(encoding="utf-8") for path in self._reports_path.glob("*.json")]
         return sorted((JobReport(**json.loads(text)) for text in texts), key=lambda job: job.number)
+
+    def claim(self, folder: str, number: int) -> int:
+        """Return the number of the job that has a folder: this one, if it asks first."""
+        path = self.inner / "claims" / folder
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            path.symlink_to(str(number))  # made whole or not at all, whoever else asks
+        return int(os.readlink(path))
 
     def ask_to_stop(self) -> None:
         """Let no further job begin."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from fedhet.common.files import save_text
 from fedhet.common.results import COMPLETED, STOPPED
-from fedhet.server_app.loggers import LoggedRun, Row, require_package, scalars
+from fedhet.server_app.listeners import Start
+from fedhet.server_app.loggers import Row, require_package, scalars
 
 _PARAMS_AT_ONCE = 100  # MLflow's limit for a request
 _LONGEST = 250  # characters of a name
@@ -33,7 +34,7 @@ class MLflow:
         require_package("sqlalchemy", "mlflow")
         self._uri, self._experiment = tracking_uri, experiment
 
-    def start(self, run: LoggedRun) -> None:
+    def start(self, run: Start) -> None:
         """Open a run, or continue the folder's earlier one, and add the rounds it lacks."""
         folder = run.folder / "mlflow"
         folder.mkdir(exist_ok=True)
@@ -63,7 +64,7 @@ class MLflow:
         ends = {COMPLETED: "FINISHED", STOPPED: "KILLED"}
         self._client.set_terminated(self._run_id, ends.get(summary["status"], "FAILED"))
 
-    def _create(self, run: LoggedRun) -> str:
+    def _create(self, run: Start) -> str:
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = (
             found.experiment_id if found else self._client.create_experiment(self._experiment)

@@ -40,7 +40,8 @@ class RoundReport:
     # under a robust aggregator: clients that did not count, and how far others did, below a half
     left_out: Sequence[int] = ()
     down_weighted: Mapping[int, float] = field(default_factory=dict)
-    alarms: Mapping[int, float] = field(default_factory=dict)  # z of clients that stand out
+    # what stands out of clients that do, and how far (z): the update, or a payload by its name
+    alarms: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     bytes_down: int = 0  # serialised array bytes sent to clients
     bytes_up: int = 0  # the same received from clients, refused replies included
     seconds: float = 0.0  # from sampling to the new params, without evaluation
@@ -75,16 +76,12 @@ class RoundReport:
     def take_trust(
         self, trust: Mapping[int, float], alarms: Mapping[int, Mapping[str, float]]
     ) -> None:
-        """Record how far each reply counted, and log whose update or payload stands out."""
+        """Record how far each reply counted, and whose update or payload stands out."""
         self.left_out = sorted(client for client, one in trust.items() if one <= _LEFT_OUT)
         self.down_weighted = {
             client: one for client, one in sorted(trust.items()) if _LEFT_OUT < one < _HALF
         }
-        self.alarms = {client: max(scores.values()) for client, scores in sorted(alarms.items())}
-        for client, scores in sorted(alarms.items()):
-            what = ", ".join(f"{name} (z = {z:.1f})" for name, z in scores.items())
-            text = "round %s: client %s sent what is far longer than the others': %s"
-            log(WARNING, text, self.round, client, what)
+        self.alarms = dict(sorted(alarms.items()))
 
     def reasons(self) -> str:
         """Return why replies are missing, in a line."""
@@ -118,7 +115,8 @@ class RoundReport:
             row["down_weighted"] = {str(c): round(w, 4) for c, w in self.down_weighted.items()}
         if self.alarms:
             row |= {"alarms": len(self.alarms)}
-            row["standing_out"] = {str(c): round(z, 1) for c, z in self.alarms.items()}
+            found = {str(c): round(max(z.values()), 1) for c, z in self.alarms.items()}
+            row["standing_out"] = found
         for name in ("absent", "dropped", "late"):
             if clients := getattr(self, name):
                 row[name] = list(clients)

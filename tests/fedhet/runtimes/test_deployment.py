@@ -29,7 +29,7 @@ from fedhet.runtimes.deployment.log_stream import LogStream, RunEvents
 from fedhet.runtimes.deployment.run import DeploymentRun
 from fedhet.runtimes.deployment.run_record import RunRecord, read_record
 from fedhet.runtimes.flower_install import LaunchError
-from fedhet.server_app.loggers import LoggedRun
+from fedhet.server_app.listeners import Start
 from fedhet.server_app.loggers.run_log import RunLog
 from fedhet.sweep.resume import Plan, plan_for
 from tests.test_docker import keys
@@ -197,7 +197,7 @@ def line(kind: str, content: dict[str, Any], key: str = KEY) -> str:
 def test_the_launcher_reads_what_the_server_app_logs(tmp_path, capsys):
     RunRecord("abc", 7, "/there", "s:1", "r", 3, 0).write(tmp_path)
     log = RunLog()
-    log.start(LoggedRun(tmp_path, {}, {"rounds": 3}, ROWS[:2]))
+    log.start(Start(tmp_path, {}, {"rounds": 3}, ROWS[:2]))
     log.log(ROWS[2])
     log.finish({"status": "completed", "loss": float("nan")})
     events = RunEvents()

@@ -121,7 +121,7 @@ def test_the_summary_of_a_search_has_the_best_trial():
 def test_the_progress_of_a_running_job_is_read_from_its_metrics(tmp_path):
     folder = SweepFolder(tmp_path)
     folder.write(Sweep(overrides=(), began="now"))
-    follower = SweepFollower(folder, total=2, varied=["seed", "+strategy.mu"])
+    follower = SweepFollower(folder, total=2, varied=["seed", "strategy.mu"])
     assert not follower.snapshot().jobs  # nothing has begun
     words = ["task=digits", "seed=3", "+strategy.mu=0.123456789"]
     folder.report(JobReport(0, "0_job", words, "running", rounds=10, began=1.0))

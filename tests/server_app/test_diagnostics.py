@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedhet.common.results import RowsFile, read_rows
-from fedhet.server_app.layer_diagnostics import LAYERS, SIMILARITY
+from fedhet.server_app.listeners.diagnostics import LAYERS, SIMILARITY
 from fedhet.strategies.round.client_snapshots import FILE, load_replies
 from tests.recipes import TINY, run_recipe
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedhet.common.cpus import usable_cpus
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import RowsFile
+from fedhet.server_app.listeners import Listener, Start
 from fedhet.strategies.base import Cohort, Reply, ReplySum, Tensors
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.round.server_model import ServerModel
@@ -30,8 +31,8 @@ DIGITS = 6
 _BATCH_SIZE = 500
 
 
-class Recorder:
-    """An observer that writes its own file at ``path``."""
+class Recorder(Listener):
+    """An observer of the rounds' replies that writes its own file at ``path``."""
 
     keeps_replies = False
     key = "diagnostics"
@@ -39,9 +40,9 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def start(self, last_round: int | None) -> None:
-        """Open the file: afresh, or to continue after ``last_round``."""
-        self.file = RowsFile(self.path, last_round)
+    def on_start(self, start: Start) -> None:
+        """Open the file: afresh, or to continue after the rounds that are done."""
+        self.file = RowsFile(self.path, start.done)
 
     def __call__(
         self, params: Tensors, total: ReplySum, replies: Sequence[Reply], cohort: Cohort
@@ -59,9 +60,9 @@ class LayerFigures(Recorder):
         super().__init__(path)
         self.shapes = shapes
 
-    def start(self, last_round: int | None) -> None:
+    def on_start(self, start: Start) -> None:
         """Open the file; a new one begins with the shapes."""
-        super().start(last_round)
+        super().on_start(start)
         if not self.file.rows:
             shapes = {name: list(shape) for name, shape in self.shapes.items()}
             self.file.append({"round": 0, "shapes": shapes})
