@@ -39,9 +39,9 @@ from benchmarks.harness import options_of, save, spread
 from fedhet.common import results
 from fedhet.runtimes.local import run as local
 from fedhet.strategies import federated
-from fedhet.strategies.round import server_step
+from fedhet.strategies.round import reply_fold, server_step
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound, send_round
-from fedhet.strategies.wire import border, tensor_files
+from fedhet.strategies.wire import tensor_files
 from fedhet.strategies.wire.records import to_tensors
 
 _WARM_UP = 2  # rounds
@@ -82,7 +82,7 @@ class Clock:
 @contextmanager
 def measured(clock: Clock) -> Iterator[None]:
     """Let a clock see the checks inside the block."""
-    decode, append = border.ExpectedReply.decode, results.RowsFile.append
+    decode, append = reply_fold.decode, results.RowsFile.append
     plain = clock.timed("plain", _plain)
 
     def decode_both(self: Any, message: Message, *args: Any, **words: Any) -> Any:
@@ -99,7 +99,7 @@ def measured(clock: Clock) -> Iterator[None]:
 
     with (
         mock.patch.object(federated, "send_round", send),
-        mock.patch.object(border.ExpectedReply, "decode", decode_both),
+        mock.patch.object(reply_fold, "decode", decode_both),
         mock.patch.object(results.RowsFile, "append", append_row),
         mock.patch.object(
             tensor_files, "add_checksum", clock.timed("sums", tensor_files.add_checksum)

@@ -264,7 +264,17 @@ def _parameters(method: Configured) -> dict[str, Any]:
                 "says in settings, such as {'strategy/aggregator': 'median'} (docs/keys.md)"
             )
         if isinstance(value, Configured):
-            found |= _parameters(value)
+            found |= _section(value, field.default)
         else:
             found[field.key or f"{type(method).section}.{name}"] = value
     return found
+
+
+def _section(given: Configured, default: Configured) -> dict[str, Any]:
+    """Return a section's parameters that were given, or that the method's default changes."""
+    changed = {
+        f"{given.section}.{name}": getattr(given, name)
+        for name, field in fields(type(given)).items()
+        if not field.key and getattr(given, name) != getattr(default, name)
+    }
+    return changed | _parameters(given)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.fusion.projected_layers import local_models, masked_classifier
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
@@ -25,7 +25,7 @@ from fedhet.strategies.statistics.class_counts import (
 class MaskedMean:
     """(1 / |S|) sum_i y_i; in the classifier the mean over the clients that hold the class."""
 
-    reads_models = True
+    reads = Reads.MODELS
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the change from x to that model; replies have class counts."""

@@ -51,12 +51,12 @@ from torch import Tensor, nn
 from fedhet.common.configured import Key, Refers
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Count, NotNegative, Positive, Seed, Share, Two, Whole
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.components.aggregators import mean_of
 from fedhet.strategies.components.local_optimizers import SGD
-from fedhet.strategies.ensemble import MeanLogits, mean_logits, require_logits
 from fedhet.strategies.fusion.distillation import Distillation, Generation, distil, generate
 from fedhet.strategies.fusion.image_generator import Generator, Views
+from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits, require_logits
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.server_model import ServerModel
@@ -75,7 +75,7 @@ class Distilled:
         method: its settings.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
     def __init__(self, method: DENSE) -> None:
         self.generation, self.distillation = method.generation, method.distillation

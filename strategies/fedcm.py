@@ -60,6 +60,7 @@ from fedhet.strategies.base import (
     LocalOptimizer,
     LocalSummary,
     Payloads,
+    Reads,
     ReplySum,
     ServerSide,
     Tensors,
@@ -121,7 +122,7 @@ class ClientMomentumServer(ServerSide):
     """
 
     sends = frozenset({MOMENTUM})
-    reads_updates = True
+    reads = Reads.STEPS
 
     def __init__(self, alpha: float, source: Source) -> None:
         self.alpha = alpha

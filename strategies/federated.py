@@ -29,28 +29,33 @@ from fedhet.strategies.components import server_optimizers
 from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.components.samplers import FixedSizeSampler, most_clients
-from fedhet.strategies.modes.checks import check_privacy, reply_layout
-from fedhet.strategies.modes.robust.checks import check_robust
-from fedhet.strategies.modes.round_clients import check_buffer, round_clients
-from fedhet.strategies.modes.secure.reply_vector import require_no_buffers
+from fedhet.strategies.modes.asynchronous import Asynchronous
+from fedhet.strategies.modes.compatibility import Composition, check
+from fedhet.strategies.modes.live_clients import LiveClients
+from fedhet.strategies.modes.private.clipping import require_no_buffers
+from fedhet.strategies.modes.secure.reply_vector import Layout
 from fedhet.strategies.modes.secure.workflow import LEAST
 from fedhet.strategies.modes.simulated_clients import SimulatedClients
+from fedhet.strategies.modes.systems import SystemClients
 from fedhet.strategies.parts import Parts, Setup
-from fedhet.strategies.round.checks import (
-    check_aggregation,
-    check_downlink,
-    check_output,
-    check_sides,
-    reading_models,
-)
-from fedhet.strategies.round.cohort import Exchange
-from fedhet.strategies.round.registration import (
-    ClientAvailability,
-    register_clients,
+from fedhet.strategies.round.availability import ClientAvailability
+from fedhet.strategies.round.checks import check_sides
+from fedhet.strategies.round.evaluation import (
+    EvaluationReplies,
+    EvaluationRound,
     valid_evaluations,
 )
+from fedhet.strategies.round.expectations import Expectations
+from fedhet.strategies.round.registration import register_clients
+from fedhet.strategies.round.reply_fold import FoldSettings
 from fedhet.strategies.round.round_report import RoundReport, StrategyState
-from fedhet.strategies.round.rules import Rules
+from fedhet.strategies.round.selection import (
+    RoundStart,
+    SampledClients,
+    Selection,
+    Selector,
+    TrainMessages,
+)
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound, send_round
 from fedhet.strategies.wire.compressed_records import Downlink, compressible
@@ -60,7 +65,7 @@ from fedhet.strategies.wire.messages import (
     NUM_ROUNDS,
     TIMEOUT,
     MessageWriter,
-    exchange,
+    query,
     timeout_of,
 )
 from fedhet.strategies.wire.records import (
@@ -95,6 +100,7 @@ class FederatedStrategy(Strategy):
         check_sides(
             self.client_sides, self.server_sides, allow_stacked=setup.allow_stacked_corrections
         )
+        self.secure_aggregation = parts.secure_aggregation
         self.server_step = ServerStep(
             self.server_sides,
             parts.aggregator or WeightedMean(),
@@ -104,56 +110,28 @@ class FederatedStrategy(Strategy):
             parts.output or Latest(),
             setup.server_model,
             setup.observers,
-        )
-        step = self.server_step
-        check_aggregation(
-            self.client_sides, step.sides, step.aggregator, step.optimizer, step.transforms
+            summed=self.secure_aggregation is not None,
         )
         self.client_metrics = setup.client_metrics
         self.compression = parts.compression or Compression()
-        self.secure_aggregation = parts.secure_aggregation
-        self._downlink = Downlink(self.compression, compressible(self.client_sides), setup.buffers)
-        check_privacy(
+        composition = Composition(
             self.client_sides,
-            step,
+            self.server_step,
+            self.compression,
             self.secure_aggregation,
-            self.compression.up,
-            evaluate_on_clients=setup.evaluate_on_clients,
-            per_client=self.client_metrics.per_client,
+            parts.asynchronous,
+            setup.system,
+            setup.evaluate_on_clients,
+            self.client_metrics.per_client,
         )
-        check_robust(self.client_sides, step)
-        if setup.evaluate_on_clients:
-            check_output(step.output)
-        reading = reading_models((step.aggregator, step.output, *step.transforms, *step.observers))
-        slow = parts.asynchronous is not None and parts.asynchronous.towards_model
-        check_downlink(self.compression.down, reading, towards_model=slow)
+        check(composition)
         self.federation = setup.federation
         self.sampler = parts.sampler or FixedSizeSampler()
-        self._clients = round_clients(
-            self.sampler,
-            setup.system,
-            parts.asynchronous,
-            options=setup.local_training,
-            step=step,
-            secure=self.secure_aggregation,
-            federation=self.federation,
-            evaluate_on_clients=setup.evaluate_on_clients,
-            reading=reading,
-        )
-        self._evaluating: list[Message] = []  # the messages of the evaluation that goes on
-        self._evaluation_failures: list[str] = []  # of the last one
-        self._rules = Rules(
-            step=step,
-            client_sides=self.client_sides,
-            options=setup.local_training,
-            metrics=self.client_metrics,
-            secure=self.secure_aggregation,
-            compression=self.compression,
-        )
+        self.selector = self._selector(parts.asynchronous)
+        self._downlink = Downlink(self.compression, compressible(self.client_sides), setup.buffers)
         self.state = StrategyState()
         self._resumed_after = 0  # the round of the checkpoint
         self._availability: ClientAvailability | None = None
-        self._per_client: dict[str, dict[int, float]] = {}  # of the last evaluation at the clients
 
     # ---- Flower's entry point ----------------------------------------------------------------
 
@@ -205,17 +183,20 @@ class FederatedStrategy(Strategy):
                 if trained is not None and metrics is not None:
                     arrays, result.train_metrics_clientapp[round] = trained, metrics
                 failed = failed + 1 if self.state.failed_rounds else 0
-                report.fatal = self._error_of_failed(failed, report) if failed else None
+                if failed:
+                    least = self.server_step.least_replies
+                    report.fatal = report.error_of_failed(failed, self.federation, least)
                 result.arrays = self._output_model(arrays)
             if round > 0 or num_rounds == 0:
-                asked = list(self.configure_evaluate(round, result.arrays, evaluate_config, grid))
-                replies = grid.send_and_receive(asked, timeout=timeout) if asked else ()
-                found = self.aggregate_evaluate(round, replies)
-                report.failures = [*report.failures, *self._evaluation_failures]
+                asked = self.configure_evaluate(round, result.arrays, evaluate_config, grid)
+                sent = asked.messages
+                answers = grid.send_and_receive(sent, timeout=timeout) if sent else ()
+                found = self.aggregate_evaluate(round, EvaluationReplies(asked, answers))
+                report.failures = [*report.failures, *asked.failures]
                 if found is not None:
                     result.evaluate_metrics_clientapp[round] = found
                     report.client_evaluation = scalars(found)
-                    report.per_client |= self._per_client
+                    report.per_client |= asked.per_client
             evaluation = evaluate_fn(round, result.arrays) if evaluate_fn else None
             if evaluation is not None:
                 result.evaluate_metrics_serverapp[round] = evaluation
@@ -239,9 +220,8 @@ class FederatedStrategy(Strategy):
         tensors = self.server_step.state_dict()
         if self.state.kept:
             tensors = {**tensors, KEPT: self.state.kept}
-        if isinstance(self._clients, SimulatedClients):
-            self.state.in_flight = self._clients.state()
-            tensors |= self._clients.tensors()
+        self.state.in_flight = self.selector.in_flight_state()
+        tensors |= self.selector.tensors()
         return replace(copy.deepcopy(replace(self.state, tensors={}, kept={})), tensors=tensors)
 
     @property
@@ -265,83 +245,83 @@ class FederatedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> TrainingRound:
-        """Sample the cohort and return its messages."""
+        """Select the clients and return their messages."""
         availability, writer, step = self.availability, self._writer, self.server_step
         sizes = MessageSizes(self._downlink, self.client_sides)
-        exchange = Exchange(grid, availability, writer, config, step, sizes)
-        chosen = self._clients.choose(exchange, server_round, self.state.clock, arrays)
+        messages = TrainMessages(writer, config, step, sizes)
+        clock = self.state.clock
+        start = RoundStart(server_round, clock, arrays, grid, availability, messages)
+        selection = self.selector.select(start)
         lr, absent = writer.lr(server_round, config), sorted(availability.absent)
         report, params = RoundReport(server_round, lr, absent=absent), to_tensors(arrays)
-        report.take_chosen(chosen)
-        told = {c: writer.lr(round, config) for c, round in chosen.rounds(server_round).items()}
-        rule = self._rules.of_round(
-            params, availability.registry, self.state, chosen, server_round, told
-        )
-        return TrainingRound(params, chosen, rule, timeout_of(config), report)
+        report.take_selection(selection)
+        rounds = selection.rounds(server_round)
+        told = {client: (round, writer.lr(round, config)) for client, round in rounds.items()}
+        folding = self._folding(params, selection, told)
+        timeout = timeout_of(config)
+        return TrainingRound(server_round, params, selection, folding, timeout, report)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Validate the replies and take the step; (None, None) leaves the model as it was."""
+        """Fold the replies and take the step; (None, None) leaves the model as it was."""
         if not isinstance(replies, RoundReplies):
             raise TypeError("aggregate_train needs the replies with their round: RoundReplies")
         training, report = replies.round, replies.round.report
-        step, num_clients = self.server_step, len(self.availability.registry)
+        step, selection = self.server_step, training.selection
         fold = replies.fold(step.check)
         fold.refuse_misfits()
-        report.take(fold, len(training.chosen.clients))
+        report.take(fold, len(selection.clients))
         self.state.round, self.state.clock = server_round, report.simulated_seconds or 0.0
         if len(fold.replies) < max(self.federation.min_replies, step.least_replies):
             self.state.failed_rounds += 1
             return None, None
         self.state.failed_rounds = 0
-        rounds = training.chosen.rounds(server_round)
+        rounds = selection.rounds(server_round)
         before = {client: self.state.committed.get(client, 0) for client in report.clients}
         self.state.commit({client: rounds[client] for client in report.clients})
         began, valid = time.perf_counter(), fold.replies
-        params = step(training.params, fold, server_round, num_clients, training.chosen.rebase)
+        stepped = step(training.params, fold, server_round, self.num_clients, selection.rebase)
         report.server_seconds = time.perf_counter() - began
-        report.take_trust(step.robust.trust if step.robust else {}, step.alarms)
-        self._restart_if_lost(valid, params, server_round, before)
-        scores = {reply.client_id: personal_scores(reply.metrics) for reply in valid}
-        scores = {client: found for client, found in scores.items() if found}
-        # a secure sum has the mean of this round's clients alone, which is no client's own score
-        kept = {} if self.secure_aggregation else self.state.personal
-        self.state.personal = kept | scores
+        report.take_trust(stepped.trust, stepped.alarms)
+        self._restart_if_lost(valid, stepped.params, server_round, before)
+        self._take_scores(valid)
         own = [(reply.client_id, reply.metrics) for reply in valid]
         report.per_client = self.client_metrics.of_training(own)
         means = mean_metrics([reply.metrics for reply in valid])
-        report.metrics = means | self.personal_scores() | step.metrics()
-        return to_record(params), to_metrics(report.metrics)
+        measured = {**stepped.diagnostics, **step.metrics()}
+        report.metrics = means | self.personal_scores() | measured
+        return to_record(stepped.params), to_metrics(report.metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    ) -> EvaluationRound:
         """Return messages to the clients, if these evaluate in an exchange of their own.
 
-        Where a client holds examples out, those that do not are not asked: scores on examples that
+        If a client holds examples out, those that do not are not asked: scores on examples that
         were trained on would mix with the others.
         """
         if not self.setup.evaluate_on_clients:
-            return []
+            return EvaluationRound()
         asked = self.availability.ask(grid, self.availability.present)
         held_out = self.availability.registry.num_held_out
         if any(held_out.values()):
             asked = [client for client in asked if held_out[client]]
         kind = MessageType.EVALUATE
         messages = self._writer.model(kind, server_round, arrays, config, asked)
-        self._evaluating = list(messages.values())
-        return self._evaluating
+        return EvaluationRound(list(messages.values()))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the example-weighted mean of the clients' metrics, without bad replies."""
-        names, registry = self.client_metrics.names, self.availability.registry
-        sent = self._evaluating
-        found = valid_evaluations(with_senders(replies, sent), sent, registry, names)
-        rows, self._evaluation_failures = found
-        self._per_client = self.client_metrics.of_evaluation(rows)
+        if not isinstance(replies, EvaluationReplies):
+            raise TypeError("aggregate_evaluate needs the answers with their round")
+        asked, registry = replies.round, self.availability.registry
+        answers, names = with_senders(replies, asked), self.client_metrics.names
+        rows, failures = valid_evaluations(answers, asked, registry, names)
+        asked.failures.extend(failures)
+        asked.per_client.update(self.client_metrics.of_evaluation(rows))
         return to_metrics(mean_metrics(rows)) if rows else None
 
     def summary(self) -> None:
@@ -360,12 +340,12 @@ class FederatedStrategy(Strategy):
         config: ConfigRecord,
         timeout: float = 3600,
     ) -> dict[int, RecordDict]:
-        """Send a model to all connected clients, after the rounds; see ``exchange``."""
+        """Send a model to all connected clients, after the rounds; see ``query``."""
         self.availability.refresh(grid)
         config = ConfigRecord({**config, TIMEOUT: timeout})
         asked = self.availability.ask(grid, self.availability.present)
         messages = self._writer.model(message_type, self.state.round, arrays, config, asked)
-        return exchange(grid, messages, timeout)
+        return query(grid, messages, timeout)
 
     # ---- pieces ------------------------------------------------------------------------------
 
@@ -379,48 +359,84 @@ class FederatedStrategy(Strategy):
     def _register(self, grid: Grid, initial: Tensors) -> None:
         """Initialise the server's parts; register the clients and check their number."""
         self.server_step.init(initial, self.state.tensors)
-        if isinstance(self._clients, SimulatedClients):
-            self._clients.restore(self.state.in_flight, self.state.tensors)
+        self.selector.restore(self.state.in_flight, self.state.tensors)
         registry = register_clients(grid, self.federation)
         num_clients = len(registry)
         most = most_clients(self.sampler, num_clients)
         self.federation.check_cohort(num_clients, most)
         self.server_step.check_cohort(num_clients, most)
-        check_buffer(self._clients, num_clients, self.federation.min_replies)
+        self.selector.check(num_clients, self.federation.min_replies)
         require_no_buffers(self.client_sides, self.server_step.buffers & initial.keys())
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(num_clients)
-            reply_layout(self.client_sides, self.server_step, self.secure_aggregation, initial)
+            self._layout(initial)
         self._availability = ClientAvailability(registry, self.federation)
 
     def _train(
         self, grid: Grid, round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[RoundReport, ArrayRecord | None, MetricRecord | None]:
-        """Run one training round."""
-        secure_least = 0 if self.secure_aggregation is None else LEAST
+        """Run one training round: select, send, fold, step."""
+        secure = self.secure_aggregation
+        secure_least = 0 if secure is None else LEAST
         self.availability.refresh(grid, max(self.server_step.least_replies, secure_least))
         began = time.perf_counter()
         training = self.configure_train(round, arrays, config, grid)
-        report, secure = training.report, self.secure_aggregation
-        exchanged, messages, timeout = None, training.messages, training.timeout
         if secure is not None:
-            layout = reply_layout(self.client_sides, self.server_step, secure, training.params)
-            exchanged = secure.exchange(grid, messages, layout, round, timeout)
-            self.server_step.rounding = exchanged.rounding
-            replies = RoundReplies(training, exchanged.replies)
+            replies: RoundReplies = secure.send(grid, training, self._layout(training.params))
         else:  # an override of aggregate_train may look at messages
             own = type(self).aggregate_train is not FederatedStrategy.aggregate_train
             replies = send_round(grid, training, self.server_step.single_check, own=own)
         trained, metrics = self.aggregate_train(round, replies)
-        if exchanged is not None:
-            report.bytes_up, report.bytes_down = exchanged.bytes_up, exchanged.bytes_down
-            report.failures = [*report.failures, *exchanged.failures]
-        report.seconds = time.perf_counter() - began
-        return report, trained, metrics
+        replies.complete(training.report)
+        training.report.seconds = time.perf_counter() - began
+        return training.report, trained, metrics
 
-    def _error_of_failed(self, failed: int, report: RoundReport) -> Exception | None:
-        least = max(self.federation.min_replies, self.server_step.least_replies)
-        return self.federation.error_of_failed(failed, report, least)
+    def _selector(self, asynchronous: Asynchronous | None) -> Selector:
+        """Return what selects the clients: a mode, or the sampler alone."""
+        system, options = self.setup.system, self.setup.local_training
+        if asynchronous is not None and system is not None:
+            return SimulatedClients(asynchronous, self.sampler, system, options)
+        if asynchronous is not None:
+            return LiveClients(asynchronous, self.sampler, self.server_step.buffers)
+        if system is not None:
+            least = max(self.federation.min_replies, self.server_step.least_replies)
+            return SystemClients(self.sampler, system, options, least)
+        return SampledClients(self.sampler, from_all=self.server_step.releases_noise)
+
+    def _folding(
+        self, params: Tensors, selection: Selection, told: Mapping[int, tuple[int, float]]
+    ) -> FoldSettings:
+        """Return how a round's replies are checked and added up."""
+        options, registry = self.setup.local_training, self.availability.registry
+        expectations = Expectations(
+            self.server_step,
+            self.client_sides,
+            None if options is None else options.max_steps,
+            self.client_metrics.in_train_replies,
+            self.compression,
+        )
+        secure = self.secure_aggregation
+        if secure is None:
+            return expectations.of_round(params, registry, self.state, selection, told)
+        size = len(selection.clients)
+        rounding = secure.step(size) if size else 0.0
+        return expectations.of_secure_round(
+            params, registry, selection, secure.max_examples, rounding
+        )
+
+    def _layout(self, tensors: Tensors) -> Layout:
+        """Return the layout of the replies that a secure sum adds up."""
+        assert self.secure_aggregation is not None
+        most = self.secure_aggregation.max_examples
+        return Layout.of_round(self.client_sides, self.server_step, tensors, most)
+
+    def _take_scores(self, replies: Sequence[Reply]) -> None:
+        """Keep the scores of the clients' own models."""
+        scores = {reply.client_id: personal_scores(reply.metrics) for reply in replies}
+        scores = {client: found for client, found in scores.items() if found}
+        # a secure sum has the mean of this round's clients alone, which is no client's own score
+        before = {} if self.secure_aggregation else self.state.personal
+        self.state.personal = before | scores
 
     def _output_model(self, arrays: ArrayRecord) -> ArrayRecord:
         return arrays if (found := self.server_step.output_model) is None else to_record(found)
@@ -440,4 +456,4 @@ class FederatedStrategy(Strategy):
             if keys:
                 by = [client for client in lost if before[client] > self._resumed_after]
                 self.state.restart(keys, round, by)
-                self._clients.forget()
+                self.selector.forget()

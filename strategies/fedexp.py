@@ -31,7 +31,7 @@ from types import MappingProxyType
 from torch import Tensor
 
 from fedhet.common.kinds import Positive
-from fedhet.strategies.base import ReplySum, Tensors, Weighting
+from fedhet.strategies.base import Reads, ReplySum, Tensors, Weighting
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.update_diagnostics import norm
@@ -41,7 +41,7 @@ class ExtrapolatedMean:
     """The plain mean of updates times FedExP's server step size."""
 
     weighting: Weighting = "clients"
-    individual = "it needs the squared norm of every update; take strategy=fedavg"
+    reads = Reads.NORMS
 
     def __init__(self, eps: float) -> None:
         self.eps = eps

@@ -33,6 +33,7 @@ from fedhet.strategies.base import (
     LocalOptimizer,
     LocalSummary,
     Payloads,
+    Reads,
     RefusedReplyError,
     Reply,
     ServerSide,
@@ -101,8 +102,7 @@ class NormalizedMean:
     """The mean of updates, each divided by its |a_i|, times tau_eff."""
 
     weighs: Weighting = "examples"  # p_i
-    individual = "it divides every client's update by the steps behind it"
-    one_start = True  # what clients moved by without a step it would stretch, too
+    reads = Reads.REPLIES | Reads.STEPS  # it would stretch what clients moved by without a step
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the aggregate."""

@@ -46,7 +46,7 @@ from torch import Tensor
 from fedhet.common.configured import Key
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Device, NotNegative, Positive, Seed, ShareAboveZero, Whole
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.fusion.maecho_iterates import Cumulative, FromLocal, Iterate, Normalised
 from fedhet.strategies.fusion.projected_layers import (
     Layer,
@@ -116,7 +116,7 @@ class HarmonizedOptima:
         method: its settings.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
     def __init__(self, method: MAEcho) -> None:
         loops = {"algorithm1": Algorithm1, "equation11": Equation11}

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedhet.common.kinds import Share
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.fusion.projected_layers import (
     Layer,
     Projections,
@@ -79,7 +79,7 @@ class RegressionMean:
         classifier: "fused" like other layers, or "masked" as in MA-Echo.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from fedhet.common.cpus import usable_cpus
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import RowsFile
 from fedhet.server_app.listeners import Listener, Start
-from fedhet.strategies.base import Cohort, Reply, ReplySum, Tensors
+from fedhet.strategies.base import Cohort, Reads, Reply, ReplySum, Tensors
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.round.update_diagnostics import diagnose_layers
@@ -34,7 +34,7 @@ _BATCH_SIZE = 500
 class Recorder(Listener):
     """An observer of the rounds' replies that writes its own file at ``path``."""
 
-    keeps_replies = False
+    reads = Reads.SUM
     key = "diagnostics"
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class Recorder(Listener):
 class LayerFigures(Recorder):
     """Writes layers.jsonl, for the tensors named by ``shapes``."""
 
-    individual = "it reads the norms of single updates"
+    reads = Reads.NORMS
 
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
         super().__init__(path)
@@ -85,9 +85,7 @@ class Similarity(Recorder):
     the first ``examples`` of the test set.
     """
 
-    reads_models = True
-
-    keeps_replies = True
+    reads = Reads.MODELS
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedhet.strategies.base import ReplySum, Tensors, Weighting
+from fedhet.strategies.base import Reads, ReplySum, Tensors, Weighting
 from fedhet.strategies.round.update_diagnostics import norm
 
 
@@ -48,7 +48,7 @@ class NormMean:
     """
 
     weighting: Weighting = "clients"
-    individual = "it needs the norm of every update; take strategy/aggregator=uniform_mean"
+    reads = Reads.NORMS
 
     def __call__(self, params: Tensors, total: ReplySum) -> dict[str, Tensor]:
         """Return the aggregate."""

@@ -11,17 +11,16 @@ of the clients' models (strategies/ensemble.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from torch import Tensor
 
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reads, Reply, Tensors
 
 
 class Latest:
     """x_{t+1}, the model after the server's step."""
 
-    reads_no_reply: Literal[True] = True
+    reads = Reads.SUM
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
@@ -33,7 +32,7 @@ class Latest:
 class LastTwo:
     """(x_t + x_{t+1}) / 2, the mean of the last two iterates (FedExP's released code)."""
 
-    reads_no_reply: Literal[True] = True
+    reads = Reads.SUM
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
@@ -45,7 +44,7 @@ class LastTwo:
 class Participants:
     """x_t + Delta, the mean of the participants' models where Delta is a mean of updates."""
 
-    reads_no_reply: Literal[True] = True
+    reads = Reads.SUM
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.strategies.components.local_optimizers import SGD, Adam
-from fedhet.strategies.ensemble import MeanLogits
 from fedhet.strategies.fusion.image_generator import Generator, Views
+from fedhet.strategies.fusion.mean_logits import MeanLogits
 
 LOSSES = ("one_hot", "bn", "adversarial")
 

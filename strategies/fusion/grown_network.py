@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedhet.common.configured import Key
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Count, Positive, Seed
-from fedhet.strategies.base import Reply, Tensors, local_model
+from fedhet.strategies.base import Reads, Reply, Tensors, local_model
 from fedhet.strategies.fusion.layer_chain import Chain, Link, read_chain
 from fedhet.strategies.fusion.neuron_matching import Neurons, match
 from fedhet.strategies.method import ONE_SHOT, Method
@@ -40,7 +40,7 @@ class GrownNetwork(ABC):
         seed: of their order.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ by then but beyond K count for step t + 1, one step staler.
   what was in flight is lost, and leaves no trace in a client's state (wire/client_versions.py).
 
 The order of arrival is that of the real world, so two runs differ. Where replies arrive in the
-order of a simulated system, the result is that of :class:`~.asynchronous.SimulatedClients`, to the
+order of a simulated system, the result is that of SimulatedClients, to the
 bit.
 """
 
@@ -22,20 +22,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
 
-from fedhet.strategies.base import ReplySum, Tensors
-from fedhet.strategies.modes.asynchronous import Asynchronous
-from fedhet.strategies.modes.simulated_clients import STARTS, Started, idle_clients
-from fedhet.strategies.modes.systems import SimulatedRound
-from fedhet.strategies.round.chosen import Chosen
-from fedhet.strategies.round.cohort import Exchange
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.modes.asynchronous import (
+    STARTS,
+    Arrival,
+    Asynchronous,
+    collect,
+    idle_clients,
+)
 from fedhet.strategies.round.reply_fold import ReplyFold
-from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.round.selection import Arrived, Outcome, RoundStart, Selection, Selector
 from fedhet.strategies.slots import ClientSampler
 from fedhet.strategies.wire.array_codec import to_tensor
 from fedhet.strategies.wire.messages import timeout_of
@@ -56,7 +58,7 @@ class Sent:
 
 
 @dataclass
-class LiveClients:
+class LiveClients(Selector):
     """Starts real clients and takes their replies as they arrive.
 
     Attributes:
@@ -78,45 +80,31 @@ class LiveClients:
     forgotten: list[str] = field(default_factory=list)
     sleep: Callable[[float], None] = time.sleep
 
-    def choose(self, exchange: Exchange, step: int, clock: float, arrays: ArrayRecord) -> Chosen:
-        """Return who may answer in step t, from which version, and what the reply then weighs.
+    def check(self, num_clients: int, least: int) -> None:
+        """Refuse steps of too many or too few replies."""
+        self.settings.check(num_clients, least)
 
-        Args:
-            exchange: with whom, and how messages are written.
-            step: t; who starts meanwhile gets version t - 1.
-            clock: not used: there is no simulated time.
-            arrays: x, version t - 1.
-        """
-        before = step - 1
-        versions = dict.fromkeys(sorted(exchange.availability.registry.nodes), before)
+    def select(self, start: RoundStart) -> Selection:
+        """Return who may answer in step t, from which version, and what the reply then weighs."""
+        before = start.number - 1
+        versions = dict.fromkeys(sorted(start.availability.registry.nodes), before)
         versions |= {client: sent.version for client, sent in sorted(self.in_flight.items())}
-        discounts = {client: self.settings.weight(before - v) for client, v in versions.items()}
         needed = {sent.version for sent in self.in_flight.values()}
         self.models = {v: model for v, model in self.models.items() if v in needed}
-        self.models[before] = self._kept(arrays)
-        towards_model = self.settings.towards_model
-
-        def rebase(total: ReplySum, tensors: Tensors) -> ReplySum:
-            started = Started(versions, discounts, self.models, towards_model)
-            return started.rebase(total, tensors)
-
-        return Chosen(
-            {},
-            SimulatedRound([], [], [], 0.0),
-            clock,
-            versions,
-            discounts,
-            rebase,
-            LiveStep(self, exchange, step, arrays, versions),
+        self.models[before] = self._read_later(start.arrays)
+        arriving = LiveStep(self, start, versions)
+        nobody = Outcome([])
+        return self.settings.selection(
+            start.number, versions, self.models, nobody, start.clock, {}, arriving
         )
 
     def forget(self) -> None:
-        """Give up who is in flight, see SimulatedClients; their replies are not looked for."""
+        """Give up the clients that train, see SimulatedClients; leave their replies."""
         self.forgotten += [sent.message_id for sent in self.in_flight.values()]
         self.in_flight.clear()
         self.arrived.clear()
 
-    def _kept(self, arrays: ArrayRecord) -> Tensors:
+    def _read_later(self, arrays: ArrayRecord) -> Tensors:
         """Return the buffers, and for FedAsync x: what :class:`Started` reads."""
         needed = arrays.keys() if self.settings.towards_model else arrays.keys() & self.buffers
         return {name: to_tensor(arrays[name]) for name in needed}
@@ -127,102 +115,117 @@ class LiveStep:
     """Step t in progress."""
 
     clients: LiveClients
-    exchange: Exchange
-    step: int
-    arrays: ArrayRecord
+    start: RoundStart
     versions: Mapping[int, int]  # of all that may answer
     through: set[int] = field(default_factory=set)  # do not start again in this step
+    bytes_down: int = 0
 
-    def collect(self, fold: ReplyFold, report: RoundReport) -> Collection[int]:
-        """Take replies until the step can be taken; return the clients whose replies were taken."""
-        settings, taken, late = self.clients.settings, dict[int, int](), list[int]()
-        rng = np.random.default_rng([STARTS, settings.seed, self.step])
-        report.bytes_down = 0
-        give_up(self.exchange.grid, self.clients.forgotten)
-        self.clients.forgotten.clear()
-        while len(fold.replies) < settings.buffer:
-            report.bytes_down += self._start(rng, fold)
-            if not self._connected_in_flight() and not self.clients.arrived:
-                break
-            reply = self._next(fold)
-            if reply is None:
+    def collect(self, fold: ReplyFold) -> Arrived:
+        """Take replies until the step can be taken."""
+        clients, number = self.clients, self.start.number
+        give_up(self.start.grid, clients.forgotten)
+        clients.forgotten.clear()
+
+        def take(arrival: Arrival) -> bool:
+            assert arrival.reply is not None
+            fold.take(arrival.client, arrival.reply)
+            return arrival.client not in fold.refused
+
+        found = collect(self.arrivals(fold.unasked), clients.settings, number, take)
+        fold.refused |= found.lost
+        staleness = [
+            number - 1 - version
+            for client, version in sorted(found.versions.items())
+            if client not in fold.refused
+        ]
+        return Arrived(sorted(found.versions), sorted(found.late), staleness, self.bytes_down)
+
+    def arrivals(self, unasked: list[str]) -> Iterator[Arrival]:
+        """Yield the replies as they arrive, and start other clients in the place of theirs.
+
+        ``unasked`` gets what comes beside them.
+        """
+        clients, rng = self.clients, self._rng()
+        while True:
+            yield from self._start(rng)
+            if not self._connected_in_flight() and not clients.arrived:
+                return
+            yield from self._given_up()
+            if not clients.arrived:
                 continue  # somebody was given up, came or went
-            client = self._client_of(reply, fold)
+            reply = clients.arrived.popleft()
+            client = self._client_of(reply)
             if client is None:
+                unasked.append(
+                    f"node {reply.metadata.src_node_id}: its reply answers no message that is "
+                    "waited for (it came too late, or from before the run was resumed)"
+                )
                 continue
-            sent = self.clients.in_flight.pop(client)
             self.through.add(client)
-            if settings.too_old(self.step - 1 - sent.version):
-                late.append(client)
-            else:
-                taken[client] = sent.version
-                fold.take(client, reply)
-        valid = {reply.client_id for reply in fold.replies}
-        report.late = sorted(late)
-        report.staleness = [self.step - 1 - v for c, v in sorted(taken.items()) if c in valid]
-        return sorted(taken)
+            yield Arrival(client, clients.in_flight.pop(client).version, reply)
 
-    def _start(self, rng: np.random.Generator, fold: ReplyFold) -> int:
-        """Start clients until M of the connected ones train; return the bytes sent."""
-        availability, clients = self.exchange.availability, self.clients
+    def _rng(self) -> np.random.Generator:
+        return np.random.default_rng([STARTS, self.clients.settings.seed, self.start.number])
+
+    def _start(self, rng: np.random.Generator) -> Iterator[Arrival]:
+        """Start clients until M of the connected ones train; yield those that cannot start."""
+        start, clients = self.start, self.clients
+        availability = start.availability
         if not availability.present:
-            return 0
-        at_once = len(clients.sampler.sample(self.step, len(availability.present)))
+            return
+        at_once = len(clients.sampler.sample(start.number, len(availability.present)))
         present = [client for client in availability.present if client in self.versions]
         idle = idle_clients(present, {*clients.in_flight, *self.through})
         size = min(at_once - self._connected_in_flight(), len(idle))
         drawn = rng.choice(len(idle), size=max(0, size), replace=False)
-        num_bytes = 0
         chosen = [idle[i] for i in sorted(drawn.tolist())]
-        for client, message in self.exchange.write(self.step, self.arrays, chosen).items():
-            num_bytes += count_bytes(message.content)
-            pushed = [one for one in self.exchange.grid.push_messages([message]) if one]
+        for client, message in start.messages.write(start.number, start.arrays, chosen).items():
+            self.bytes_down += count_bytes(message.content)
+            pushed = [one for one in start.grid.push_messages([message]) if one]
             if not pushed:
-                self._give_up(client, "its message was not taken by the SuperLink", fold)
+                self.through.add(client)
+                why = "its message was not taken by the SuperLink"
+                yield Arrival(client, start.number - 1, lost=why)
                 continue
-            deadline = time.monotonic() + timeout_of(self.exchange.config)
+            deadline = time.monotonic() + timeout_of(start.messages.config)
             node = message.metadata.dst_node_id
-            clients.in_flight[client] = Sent(pushed[0], node, self.step - 1, deadline)
-        return num_bytes
+            clients.in_flight[client] = Sent(pushed[0], node, start.number - 1, deadline)
 
-    def _next(self, fold: ReplyFold) -> Message | None:
-        """Return the next reply; None if the clients in flight have changed, or may have."""
-        clients, grid, began = self.clients, self.exchange.grid, time.monotonic()
+    def _given_up(self) -> Iterator[Arrival]:
+        """Wait until a reply is there, or the clients in flight change, or may have.
+
+        Yields the clients whose time is over.
+        """
+        clients, grid, began = self.clients, self.start.grid, time.monotonic()
+        timeout = timeout_of(self.start.messages.config)
         while not clients.arrived:
             ids = [sent.message_id for sent in clients.in_flight.values()]
             clients.arrived.extend(grid.pull_messages(ids))
             if clients.arrived:
-                break
-            now, timeout = time.monotonic(), timeout_of(self.exchange.config)
+                return
+            now = time.monotonic()
             silent = [c for c, sent in clients.in_flight.items() if sent.deadline <= now]
             for client in silent:
-                give_up(grid, [clients.in_flight.pop(client).message_id])
-                self._give_up(client, no_reply(timeout), fold)
+                sent = clients.in_flight.pop(client)
+                give_up(grid, [sent.message_id])
+                self.through.add(client)
+                yield Arrival(client, sent.version, lost=no_reply(timeout))
             if silent:
-                return None
+                return
             if now - began > _LOOK_SECONDS:
-                self.exchange.availability.look_up(grid)
-                return None
+                self.start.availability.look_up(grid)
+                return
             clients.sleep(pause(now - began))
-        return clients.arrived.popleft()
 
-    def _client_of(self, reply: Message, fold: ReplyFold) -> int | None:
-        """Return whose reply it is; None, and say so, if it answers nothing that is waited for."""
+    def _client_of(self, reply: Message) -> int | None:
+        """Return whose reply it is; None if it answers no message that is waited for."""
         asked, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         for client, sent in self.clients.in_flight.items():
             # the SuperLink's own errors do not name the node
             if sent.message_id == asked and (reply.has_error() or sent.node == node):
                 return client
-        fold.unasked.append(
-            f"node {node}: its reply answers no message that is waited for (it came too late, or "
-            "from before the run was resumed)"
-        )
         return None
 
-    def _give_up(self, client: int, why: str, fold: ReplyFold) -> None:
-        self.through.add(client)
-        fold.refused[client] = why
-
     def _connected_in_flight(self) -> int:
-        absent = self.exchange.availability.absent
+        absent = self.start.availability.absent
         return sum(client not in absent for client in self.clients.in_flight)

@@ -16,28 +16,31 @@ from __future__ import annotations
 import csv
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError, require_range
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.samplers import most_clients
+from fedhet.strategies.round.selection import (
+    Outcome,
+    RoundStart,
+    Selection,
+    Selector,
+    drawn_by,
+    selected,
+)
+from fedhet.strategies.slots import ClientSampler
 
 _SLOWNESS, _DROPOUT, _PHASE, _MORE = 0x51, 0x52, 0x53, 0x54  # streams of the run's seed
 _DAY = 86_400.0
 _KEY = "system"
-
-
-@dataclass(frozen=True)
-class SimulatedRound:
-    """What becomes of the clients that are asked at the clock's time."""
-
-    clients: list[int]  # whose replies count, by id
-    dropped: list[int]  # they never answer
-    late: list[int]  # they answer after the round has ended
-    seconds: float  # how long the round takes on the simulated clock
 
 
 @dataclass(kw_only=True)
@@ -109,7 +112,7 @@ class ClientSystem:
         drawn = rng.choice(rest, size=min(more, len(rest)), replace=False)
         return sorted([*chosen, *drawn.tolist()])
 
-    def play(self, round: int, seconds: Mapping[int, float], most: int) -> SimulatedRound:
+    def play(self, round: int, seconds: Mapping[int, float], most: int) -> Outcome:
         """Return what becomes of the clients that are asked, by the seconds each would take."""
         dropped = [client for client in sorted(seconds) if self.drops_out(round, client)]
         order = sorted(seconds.keys() - set(dropped), key=lambda client: (seconds[client], client))
@@ -118,12 +121,53 @@ class ClientSystem:
         late = sorted(set(order) - set(in_time))
         waits = len(in_time) < min(most, len(seconds)) and math.isfinite(deadline)
         taken = deadline if waits else max((seconds[one] for one in in_time), default=0.0)
-        return SimulatedRound(sorted(in_time), dropped, late, taken)
+        return Outcome(sorted(in_time), dropped, late, taken)
 
     def drops_out(self, round: int, client: int) -> bool:
         """Return whether a client never answers what it was asked in a round."""
         draw = np.random.default_rng([_DROPOUT, self.seed, round, client]).random()
         return bool(draw < self.dropout)
+
+
+@dataclass(frozen=True)
+class SystemClients(Selector):
+    """Samples the clients of every round from those that a simulated system has there.
+
+    Attributes:
+        sampler: of those that are there.
+        system: slow, absent and vanishing clients.
+        options: of local training, which say how long it is.
+        least: so many clients a round waits for.
+    """
+
+    sampler: ClientSampler
+    system: ClientSystem
+    options: LocalTrainingConfig | None
+    least: int = 1
+
+    def select(self, start: RoundStart) -> Selection:
+        """Return a round's clients and their messages."""
+        system, present = self.system, start.availability.present
+        clock = system.until_available(present, start.clock, self._needed(len(present)))
+        present = system.available(present, clock)
+        chosen = [present[i] for i in drawn_by(self.sampler, start.number, len(present))]
+        asked = start.ask(system.asked(chosen, present, start.number))
+        num_bytes = start.num_bytes
+        work = {client: work_of(self.options, start.num_examples(client)) for client in asked}
+        seconds = {client: system.seconds(client, n, num_bytes) for client, n in work.items()}
+        return selected(start, system.play(start.number, seconds, len(chosen)), clock)
+
+    def _needed(self, present: int) -> int:
+        """Return of how many clients that are there the sampler may draw enough for a round."""
+        most = partial(most_clients, self.sampler)
+        return bisect_left(range(present), self.least, lo=min(self.least, present), key=most)
+
+
+def work_of(options: LocalTrainingConfig | None, num_examples: int) -> int:
+    """Return how many examples a client goes through, each as often as the recipe says."""
+    if options is None or options.steps is None:
+        return num_examples * (1 if options is None else options.epochs or 1)
+    return options.steps * min(options.batch_size, num_examples)
 
 
 @dataclass(kw_only=True)

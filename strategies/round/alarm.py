@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from fedhet.strategies.base import Reply
-from fedhet.strategies.modes.robust.aggregator import UPDATE
+from fedhet.strategies.wire.records import UPDATE
 
 LEAST = 4  # replies; of three, one may well be far from the two others
 LIMIT = 6.0

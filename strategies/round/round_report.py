@@ -13,8 +13,9 @@ from flwr.common.logger import log
 from fedhet.common.errors import DivergedError
 from fedhet.common.metrics import row_key
 from fedhet.strategies.base import Payloads
-from fedhet.strategies.round.chosen import Chosen
+from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.reply_fold import ReplyFold
+from fedhet.strategies.round.selection import Arrived, Selection
 from fedhet.strategies.wire.client_versions import ClientVersions
 from fedhet.strategies.wire.records import count_bytes
 
@@ -53,16 +54,21 @@ class RoundReport:
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
     fatal: Exception | None = None  # the run ends with this round
 
-    def take_chosen(self, chosen: Chosen) -> None:
+    def take_selection(self, selection: Selection) -> None:
         """Record who is asked, who in vain, when the round ends, and the bytes sent."""
-        fate, messages = chosen.fate, chosen.messages.values()
-        sizes = [count_bytes(message.content) for message in messages]
-        self.clients, self.dropped, self.late = list(chosen.messages), fate.dropped, fate.late
-        versions = sorted(chosen.versions.items())  # by client, as ``clients``
+        outcome, messages = selection.outcome, selection.messages
+        sizes = [count_bytes(message.content) for message in messages.values()]
+        self.clients, self.dropped, self.late = list(messages), outcome.dropped, outcome.late
+        versions = sorted(selection.versions.items())  # by client, as ``clients``
         self.staleness = [self.round - 1 - version for _, version in versions]
-        self.simulated_seconds = chosen.clock + fate.seconds
-        in_vain = len(fate.dropped) + len(fate.late)
+        self.simulated_seconds = selection.clock + outcome.seconds
+        in_vain = len(outcome.dropped) + len(outcome.late)
         self.bytes_down = sum(sizes) + in_vain * max(sizes, default=0)
+
+    def take_arrived(self, arrived: Arrived) -> None:
+        """Record what became of real clients that nobody waits for."""
+        self.late, self.staleness = arrived.late, arrived.staleness
+        self.bytes_down = arrived.bytes_down
 
     def take(self, fold: ReplyFold, asked: int) -> None:
         """Record, and log, what became of the replies of the clients asked."""
@@ -94,6 +100,26 @@ class RoundReport:
             if clients
         ]
         return "; ".join([*self.failures[:_NAMED], *in_vain]) or "none: too few clients were asked"
+
+    def error_of_failed(
+        self, failed: int, federation: FederationConfig, needed_by_method: int
+    ) -> Exception | None:
+        """Log the last of ``failed`` failed rounds in a row; return its error if too many.
+
+        ``needed_by_method`` is how many replies the aggregator needs; min_replies may be more.
+        """
+        most, valid = federation.max_failed_rounds, len(self.clients)
+        needed = f"min_replies={federation.min_replies}"
+        if needed_by_method > federation.min_replies:
+            needed = f"the {needed_by_method} that strategy.aggregator needs"
+        log(WARNING, "%s valid replies, fewer than %s: the model is unchanged", valid, needed)
+        if failed < most:
+            return None
+        message = (
+            f"{failed} rounds in a row had fewer valid replies than {needed} "
+            f"(max_failed_rounds={most}); the last failures: {self.reasons()}"
+        )
+        return self.error(message)
 
     def error(self, message: str) -> Exception:
         """Return the error of a run that ends with this round, for want of valid replies."""

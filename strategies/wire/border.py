@@ -1,30 +1,28 @@
-"""The border: everything that a site sends is checked and decoded here, before it is used.
+"""The border: the one door through which replies leave a client and enter the server.
 
-A site may send anything. Each function takes a message or a record and returns values of known
-names, types, shapes and ranges, or raises RefusedReplyError, which says why. It reads nothing of an
-array but its bytes: what an array says of itself beside them is ignored.
+    encode(reply, ...) -> RecordDict                 at the client
+    decode(message, client_id, expected) -> Reply    at the server
+
+A site may send anything, so every reply is checked here before it is used. ``decode`` returns
+values of known names, types, shapes and ranges, or raises RefusedReplyError, which says why. Of an
+array it reads only the bytes, and ignores what the array says of itself beside them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedhet.common.metrics import in_range, range_text
-from fedhet.strategies.base import (
-    STATE_LOST,
-    RefusedReplyError,
-    Reply,
-    Shapes,
-    Tensors,
-)
-from fedhet.strategies.wire.compressed_records import decode_compressed
+from fedhet.strategies.base import STATE_LOST, RefusedReplyError, Reply, Tensors
+from fedhet.strategies.wire.compressed_records import decode_compressed, reply_records
 from fedhet.strategies.wire.compression import Compression
 from fedhet.strategies.wire.records import (
     CLIENT,
@@ -33,6 +31,7 @@ from fedhet.strategies.wire.records import (
     UPDATE,
     NonFiniteReplyError,
     record_in,
+    to_metrics,
 )
 from fedhet.strategies.wire.tensor_decoder import decode_tensors, printable
 
@@ -53,12 +52,240 @@ _MEASURED = _COUNTS | {
 _EVALUATED = frozenset({"partition-id", "num-examples", "loss", "accuracy"})
 
 
+# ---- replies to train messages -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sender:
+    """What one client was told, and the most that its reply may say; None: not checked.
+
+    Attributes:
+        lr: eta_l that it was told.
+        round: t that it was told.
+        max_examples: how many examples it has registered.
+        max_steps: how many steps the recipe lets it take.
+        not_lost: why it cannot have lost its state.
+    """
+
+    lr: float | None = None
+    round: int = 0
+    max_examples: int | None = None
+    max_steps: int | None = None
+    not_lost: str | None = None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The range of the numbers in a reply.
+
+    Attributes:
+        largest: the size that a number may have.
+        summand: the same for a number of an update times the client's examples, which may weigh it:
+            a client that claims more examples than it has narrows its own numbers alone.
+        widest: the longest that an open dimension of a payload may be.
+    """
+
+    largest: float = math.inf
+    summand: float = math.inf
+    widest: int = 1 << 16
+
+
+@dataclass(frozen=True)
+class ExpectedPayload:
+    """One payload of a reply.
+
+    Attributes:
+        shapes: of its tensors by name; None: the names are free.
+        dtype: if it is neither float32 nor the model's type.
+        per_example: whether it is a sum over the client's examples.
+        compressed: whether it travels compressed.
+    """
+
+    shapes: Mapping[str, tuple[int | None, ...]] | None = None
+    dtype: torch.dtype | None = None
+    per_example: bool = False
+    compressed: bool = False
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the replies of a round must be.
+
+    Attributes:
+        shared: the tensors that were sent, buffers included; only shapes and types count.
+        senders: the clients that may answer, by id.
+        buffers: names of the buffers among the shared tensors.
+        payloads: that the client sides send, by name.
+        measures: names of the numbers that the client sides measure; None: see decode_metrics.
+        bounds: of the numbers.
+        compression: of what the clients send.
+    """
+
+    shared: Tensors
+    senders: Mapping[int, Sender]
+    buffers: Collection[str] = ()
+    payloads: Mapping[str, ExpectedPayload] = field(default_factory=dict)
+    measures: Collection[str] | None = ()
+    bounds: Bounds = Bounds()
+    compression: Compression = field(default_factory=Compression)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int | None, ...]]:
+        """The shapes of the shared tensors."""
+        return {name: tuple(value.shape) for name, value in self.shared.items()}
+
+    @cached_property
+    def dtypes(self) -> set[torch.dtype]:
+        """The model's types, and float32, in which statistics and secure sums are."""
+        return {torch.float32, *(value.dtype for value in self.shared.values())}
+
+    @cached_property
+    def metrics(self) -> set[str] | None:
+        """The names that a reply's numbers may have; None: any."""
+        return None if self.measures is None else {*_MEASURED, *self.measures}
+
+    @cached_property
+    def per_example(self) -> frozenset[str]:
+        """The payloads that are sums over a client's examples."""
+        return frozenset(name for name, one in self.payloads.items() if one.per_example)
+
+
+def encode(
+    reply: Reply,
+    compression: Compression,
+    payloads: Collection[str],
+    round: int,
+    state: MutableMapping[str, Any],
+) -> RecordDict:
+    """Return the content of a client's reply; see :func:`~.compressed_records.reply_records`."""
+    content = reply_records(reply, compression, payloads, round, state)
+    content[METRICS] = to_metrics(reply.metrics)
+    return content
+
+
+def decode(message: Message, client_id: int, expected: Expected) -> Reply:
+    """Return the reply of the client that must have sent this message.
+
+    Raises:
+        RefusedReplyError: says why.
+    """
+    content = content_of(message)
+    wanted = {UPDATE, METRICS, *expected.payloads}
+    if unknown := sorted(printable(name) for name in content.keys() - wanted):
+        raise RefusedReplyError(f"it has the unknown records {unknown[:5]}")
+    metrics = _decode_counts(content, client_id, expected)
+    bounds, buffers = expected.bounds, frozenset(expected.buffers)
+    largest = min(bounds.largest, bounds.summand / metrics["num-examples"])
+    update = _decode_update(content, client_id, expected, largest)
+    payloads = {
+        name: _decode_payload(content, client_id, name, expected)
+        for name in sorted(expected.payloads)
+    }
+    return Reply(
+        client_id=client_id,
+        num_examples=int(metrics["num-examples"]),
+        num_steps=int(metrics["num-steps"]),
+        lr_sum=metrics["lr-sum"],
+        update={name: value for name, value in update.items() if name not in buffers},
+        buffers={name: value for name, value in update.items() if name in buffers},
+        payloads=payloads,
+        metrics=metrics,
+        per_example=expected.per_example,
+    )
+
+
+def _decode_counts(content: RecordDict, client_id: int, expected: Expected) -> dict[str, float]:
+    """Return a reply's numbers; refuse what the client cannot have done."""
+    sender = expected.senders[client_id]
+    metrics = decode_metrics(content, _COUNTS, expected.metrics)
+    _check_sender(metrics, client_id, sender.max_examples)
+    steps, lr_sum = metrics["num-steps"], metrics["lr-sum"]
+    if steps < 1:
+        raise RefusedReplyError("it took no step")
+    if (seconds := metrics.get("fit-seconds", 0.0)) < 0:
+        raise RefusedReplyError(f"its fit-seconds are {seconds:g}")
+    if sender.max_steps is not None and steps > sender.max_steps:
+        raise RefusedReplyError(f"it counts {steps:g} steps, and the recipe has {sender.max_steps}")
+    # one step at least and all of them at most: methods divide by it
+    lr = sender.lr
+    least, most = (0.0, math.inf) if lr is None else (lr, steps * lr)
+    if not least * (1 - 1e-6) <= lr_sum <= most * (1 + 1e-6):
+        raise RefusedReplyError(
+            f"its lr-sum is {lr_sum:g}: it must be from {least:g} to {most:g}, the step size "
+            f"times 1 to {steps:g} steps"
+        )
+    if metrics.get(STATE_LOST) and sender.not_lost is not None:
+        raise RefusedReplyError(f"it says that it has lost its state, {sender.not_lost}")
+    return metrics
+
+
+def _check_sender(metrics: Mapping[str, float], client_id: int, max_examples: int | None) -> None:
+    if metrics["partition-id"] != client_id:
+        raise RefusedReplyError(f"it names partition {metrics['partition-id']:g}")
+    examples = metrics["num-examples"]
+    if max_examples is not None and examples > max_examples:
+        raise RefusedReplyError(
+            f"it counts {examples:g} examples and has registered {max_examples}"
+        )
+
+
+def _decode_update(
+    content: RecordDict, client_id: int, expected: Expected, largest: float
+) -> dict[str, Tensor]:
+    record = record_in(content, UPDATE, ArrayRecord)
+    if expected.compression.up is None:
+        return decode_tensors(UPDATE, record, expected.shapes, expected.dtypes, largest=largest)
+    full = {name: value for name, value in expected.shared.items() if name in expected.buffers}
+    trained = {name: value for name, value in expected.shared.items() if name not in full}
+    return _decompressed(content, UPDATE, client_id, expected, trained, full, largest)
+
+
+def _decode_payload(
+    content: RecordDict, client_id: int, name: str, expected: Expected
+) -> dict[str, Tensor]:
+    one, bounds = expected.payloads[name], expected.bounds
+    if one.compressed and expected.compression.up is not None:
+        own = {key: value.dtype for key, value in expected.shared.items()}
+        tensors = {
+            key: torch.empty(
+                [n for n in shape if n is not None],  # all are known: see compressed_shapes
+                dtype=own.get(key, torch.float32),
+                device="meta",
+            )
+            for key, shape in (one.shapes or {}).items()
+        }
+        return _decompressed(content, name, client_id, expected, tensors, {}, bounds.largest)
+    record = record_in(content, name, ArrayRecord)
+    what = name if record is None else f"payload {name!r}"
+    dtypes = expected.dtypes if one.dtype is None else {one.dtype}
+    return decode_tensors(what, record, one.shapes, dtypes, bounds.widest, bounds.largest)
+
+
+def _decompressed(
+    content: RecordDict,
+    name: str,
+    client_id: int,
+    expected: Expected,
+    tensors: Tensors,
+    full: Tensors,
+    largest: float,
+) -> dict[str, Tensor]:
+    record, codec = record_in(content, name, ArrayRecord), expected.compression.up
+    assert codec is not None
+    what = name if record is None or name == UPDATE else f"payload {name!r}"
+    seed = expected.compression.draws(name, expected.senders[client_id].round, client_id + 1)
+    return decode_compressed(what, record, codec, seed, tensors, full, largest)
+
+
 def content_of(message: Message) -> RecordDict:
     """Return a reply's content; refuse an error."""
     if message.has_error():
         error = message.error
         raise RefusedReplyError(f"error {error.code}: {printable(error.reason)}")
     return message.content
+
+
+# ---- the range of numbers ------------------------------------------------------------------------
 
 
 def largest_of(params: Tensors, num_clients: int) -> float:
@@ -108,174 +335,6 @@ def decode_metrics(
     if found["num-examples"] < 1:
         raise RefusedReplyError("it has no example")
     return found
-
-
-# ---- replies to train messages -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ExpectedReply:
-    """What the replies of a round must be.
-
-    Attributes:
-        params: the shared tensors that were sent, buffers included; only shapes and types count.
-        buffers: names of the buffers among them.
-        payloads: names of the payloads that the client sides send.
-        shapes: of these payloads' tensors, where a side declares them.
-        dtypes: of payloads that are neither float32 nor of the model's type.
-        measures: names of the numbers that the client sides measure; None: see decode_metrics.
-        widest: the longest that an open dimension of a payload may be.
-        largest: the size that a number may have.
-        summand: the same for a number of an update times the client's examples, which may weigh it:
-            a client that claims more examples than it has narrows its own numbers alone.
-        per_example: names of the payloads that are sums over a client's examples.
-        lr: eta_l by client id, that the clients were told; not checked if it is not named.
-        compression: of what the clients send.
-        compressed: shapes of the payloads' tensors that it compresses.
-        rounds: t by client id, that the clients were told; 0 if it is not named.
-    """
-
-    params: Tensors
-    buffers: Collection[str] = ()
-    payloads: Collection[str] = ()
-    shapes: Shapes = field(default_factory=dict)
-    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
-    measures: Collection[str] | None = ()
-    widest: int = 1 << 16
-    largest: float = math.inf
-    summand: float = math.inf
-    per_example: frozenset[str] = frozenset()
-    lr: Mapping[int, float] = field(default_factory=dict)
-    compression: Compression = field(default_factory=Compression)
-    compressed: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
-    rounds: Mapping[int, int] = field(default_factory=dict)
-
-    def decode(
-        self,
-        message: Message,
-        client_id: int,
-        max_examples: int | None = None,
-        max_steps: int | None = None,
-        not_lost: str | None = None,
-    ) -> Reply:
-        """Return a client's reply.
-
-        Args:
-            message: the reply.
-            client_id: the client that must have sent it.
-            max_examples: that the client has registered; None: not checked.
-            max_steps: that the recipe lets it take; None: not checked.
-            not_lost: why the client cannot have lost its state; None: it can.
-
-        Raises:
-            RefusedReplyError: says why.
-        """
-        content = content_of(message)
-        wanted = {UPDATE, METRICS, *self.payloads}
-        if unknown := sorted(printable(name) for name in content.keys() - wanted):
-            raise RefusedReplyError(f"it has the unknown records {unknown[:5]}")
-        metrics = self._metrics(content, client_id, max_examples, max_steps, not_lost)
-        largest = min(self.largest, self.summand / metrics["num-examples"])
-        update, held = self._update(content, client_id, largest), frozenset(self.buffers)
-        return Reply(
-            client_id=client_id,
-            num_examples=int(metrics["num-examples"]),
-            num_steps=int(metrics["num-steps"]),
-            lr_sum=metrics["lr-sum"],
-            update={name: value for name, value in update.items() if name not in held},
-            buffers={name: value for name, value in update.items() if name in held},
-            payloads={
-                name: self._payload(content, name, client_id) for name in sorted(self.payloads)
-            },
-            metrics=metrics,
-            per_example=self.per_example,
-        )
-
-    def _metrics(
-        self,
-        content: RecordDict,
-        client_id: int,
-        max_examples: int | None,
-        max_steps: int | None,
-        not_lost: str | None,
-    ) -> dict[str, float]:
-        metrics = decode_metrics(content, _COUNTS, self._allowed)
-        examples, steps, lr_sum = (metrics[n] for n in ("num-examples", "num-steps", "lr-sum"))
-        if steps < 1:
-            raise RefusedReplyError("it took no step")
-        if metrics["partition-id"] != client_id:
-            raise RefusedReplyError(f"it names partition {metrics['partition-id']:g}")
-        if (seconds := metrics.get("fit-seconds", 0.0)) < 0:
-            raise RefusedReplyError(f"its fit-seconds are {seconds:g}")
-        if max_examples is not None and examples > max_examples:
-            raise RefusedReplyError(
-                f"it counts {examples:g} examples and has registered {max_examples}"
-            )
-        if max_steps is not None and steps > max_steps:
-            raise RefusedReplyError(f"it counts {steps:g} steps, and the recipe has {max_steps}")
-        # of one step at least and of all at most: methods divide by it
-        lr = self.lr.get(client_id)
-        least, most = (0.0, math.inf) if lr is None else (lr, steps * lr)
-        if not least * (1 - 1e-6) <= lr_sum <= most * (1 + 1e-6):
-            raise RefusedReplyError(
-                f"its lr-sum is {lr_sum:g}: it must be from {least:g} to {most:g}, the step size "
-                f"times 1 to {steps:g} steps"
-            )
-        if metrics.get(STATE_LOST) and not_lost is not None:
-            raise RefusedReplyError(f"it says that it has lost its state, {not_lost}")
-        return metrics
-
-    def _update(self, content: RecordDict, client_id: int, largest: float) -> dict[str, Tensor]:
-        record = record_in(content, UPDATE, ArrayRecord)
-        if self.compression.up is None:
-            return decode_tensors(UPDATE, record, self._shapes, self._dtypes, largest=largest)
-        full = {name: value for name, value in self.params.items() if name in self.buffers}
-        trained = {name: value for name, value in self.params.items() if name not in full}
-        return self._decompressed(UPDATE, record, client_id, trained, full, largest)
-
-    def _payload(self, content: RecordDict, name: str, client_id: int) -> dict[str, Tensor]:
-        record, shapes = record_in(content, name, ArrayRecord), self.shapes.get(name)
-        if self.compression.up is not None and name in self.compressed:
-            tensors = {
-                key: torch.empty(shape, dtype=self._dtype(key), device="meta")
-                for key, shape in self.compressed[name].items()
-            }
-            return self._decompressed(name, record, client_id, tensors, {}, self.largest)
-        what = name if record is None else f"payload {name!r}"
-        dtypes = {self.dtypes[name]} if name in self.dtypes else self._dtypes
-        return decode_tensors(what, record, shapes, dtypes, self.widest, self.largest)
-
-    def _decompressed(
-        self,
-        name: str,
-        record: ArrayRecord | None,
-        client_id: int,
-        tensors: Tensors,
-        full: Tensors,
-        largest: float,
-    ) -> dict[str, Tensor]:
-        what = name if record is None or name == UPDATE else f"payload {name!r}"
-        codec, round = self.compression.up, self.rounds.get(client_id, 0)
-        assert codec is not None
-        seed = self.compression.draws(name, round, client_id + 1)
-        return decode_compressed(what, record, codec, seed, tensors, full, largest)
-
-    def _dtype(self, name: str) -> torch.dtype:
-        return self.params[name].dtype if name in self.params else torch.float32
-
-    @cached_property
-    def _shapes(self) -> dict[str, tuple[int | None, ...]]:
-        return {name: tuple(value.shape) for name, value in self.params.items()}
-
-    @cached_property
-    def _allowed(self) -> set[str] | None:
-        """The names that its numbers may have; None: any."""
-        return None if self.measures is None else {*_MEASURED, *self.measures}
-
-    @cached_property
-    def _dtypes(self) -> set[torch.dtype]:
-        """The model's types, and float32, in which statistics and secure sums are."""
-        return {torch.float32, *(value.dtype for value in self.params.values())}
 
 
 # ---- registration, evaluation --------------------------------------------------------------------
@@ -336,10 +395,5 @@ def decode_evaluation(
     if unknown := sorted(printable(name) for name in content.keys() - {METRICS}):
         raise RefusedReplyError(f"it has the unknown records {unknown[:5]}")
     metrics = decode_metrics(content, {"partition-id", "num-examples"}, {*_EVALUATED, *metrics})
-    if metrics["partition-id"] != client_id:
-        raise RefusedReplyError(f"it names partition {metrics['partition-id']:g}")
-    if metrics["num-examples"] > max_examples:
-        raise RefusedReplyError(
-            f"it counts {metrics['num-examples']:g} examples and has registered {max_examples}"
-        )
+    _check_sender(metrics, client_id, max_examples)
     return metrics

@@ -56,6 +56,11 @@ def compressible(client_sides: Mapping[str, ClientSide]) -> frozenset[str]:
     return frozenset(name for side in client_sides.values() for name in side.compressible)
 
 
+def per_example(client_sides: Mapping[str, ClientSide]) -> frozenset[str]:
+    """Return the payloads that grow with a client's number of examples."""
+    return frozenset(name for side in client_sides.values() for name in side.per_example)
+
+
 def compressed_shapes(
     client_sides: Mapping[str, ClientSide], known: ClosedShapes
 ) -> dict[str, Mapping[str, tuple[int, ...]]]:

@@ -10,10 +10,10 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedhet.strategies.base import ClientSide, Payloads, Shapes
-from fedhet.strategies.round.reply_fold import known_shapes
 from fedhet.strategies.wire.array_codec import size_of
 from fedhet.strategies.wire.compressed_records import Downlink
 from fedhet.strategies.wire.compression import Codec
+from fedhet.strategies.wire.records import known_shapes
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def timeout_of(config: Mapping[str, Any]) -> float:
     return float(str(config.get(TIMEOUT, 3600.0)))
 
 
-def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dict[int, RecordDict]:
+def query(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dict[int, RecordDict]:
     """Return the answers to the messages by client.
 
     Clients that answer with an error, or not at all, are logged and left out.

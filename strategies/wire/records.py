@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedhet.strategies.base import RefusedReplyError, Tensors
+from fedhet.strategies.base import RefusedReplyError, Shapes, Tensors
 from fedhet.strategies.wire.array_codec import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
@@ -122,3 +122,17 @@ def mean_scores(scores: Iterable[Mapping[str, float]]) -> dict[str, float]:
     rows = list(scores)
     names = sorted({name for row in rows for name in row})
     return {name: fmean(row[name] for row in rows if name in row) for name in names}
+
+
+def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors by name."""
+    return {name: tuple(value.shape) for name, value in sorted(tensors.items())}
+
+
+def known_shapes(payloads: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the payloads all of whose shapes are known before a reply comes."""
+    closed = {
+        name: {tensor: tuple(n for n in shape if n is not None) for tensor, shape in shapes.items()}
+        for name, shapes in payloads.items()
+    }
+    return {name: shapes for name, shapes in closed.items() if shapes == payloads[name]}

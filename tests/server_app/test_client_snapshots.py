@@ -13,12 +13,11 @@ from fedhet.strategies.base import Cohort, Reply
 from fedhet.strategies.components.local_training import steps_by_tensor
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fednova import FedNovaClient, FedNovaServer
 from fedhet.strategies.modes.robust.coordinates import Median
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots, load_replies
 from tests.recipes import TINY, run_recipe
-from tests.strategies.sides import total_of
+from tests.strategies.sides import built, total_of
 
 pytestmark = pytest.mark.slow
 
@@ -105,8 +104,10 @@ def test_a_method_that_reads_single_replies_is_refused_robustly_with_their_file_
         "server_sides": {"fednova": FedNovaServer()},
     }
     with pytest.raises(ConfigError, match="fednova_reach"):
-        FederatedStrategy(
-            **sides, aggregator=Median(), observers=[ClientSnapshots(tmp_path / "models")]
+        built(
+            **sides,
+            aggregator=Median(),
+            observers=[ClientSnapshots(tmp_path / "models")],
         )
 
 

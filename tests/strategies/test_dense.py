@@ -14,7 +14,7 @@ from fedhet.strategies import dense
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.dense import DENSE, Distilled
-from fedhet.strategies.ensemble import AllClients, Ensemble, MeanLogits, mean_logits
+from fedhet.strategies.ensemble import AllClients, Ensemble
 from fedhet.strategies.fusion.distillation import (
     Distillation,
     Generation,
@@ -25,8 +25,10 @@ from fedhet.strategies.fusion.distillation import (
     statistics_gaps,
 )
 from fedhet.strategies.fusion.image_generator import Generator, Views
+from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
+from tests.strategies.sides import built
 
 SHAPE = (1, 8, 8)
 SMALL = Generation(steps=3, images=12, latent=5, width=4, lr=0.01)
@@ -324,8 +326,8 @@ def test_inputs_that_are_no_images_and_networks_without_logits_are_refused():
 def test_the_flower_strategies_send_class_counts_only_if_masked():
     network = normed()
     for masked, sends in ((True, {CLASS_COUNTS}), (False, set())):
-        student = DENSE(2, masked, server_model=network)
-        clients = Ensemble(masked, server_model=network)
+        student = built(DENSE, masked_teacher=2, initial=masked, server_model=network)
+        clients = built(Ensemble, masked=masked, server_model=network)
         assert student.client_sides["class_counts"].sends == sends
         assert clients.client_sides["class_counts"].sends == sends
         assert student.server_step.aggregator.masked_teacher == masked

@@ -12,6 +12,7 @@ from fedhet.strategies.wire.compression import Compression, Int4
 from tests.federation import Regression, federate
 from tests.recipes import overrides
 from tests.strategies.round import test_round
+from tests.strategies.sides import built
 from tests.strategies.test_closed_forms import (
     Listed,
     scalars,
@@ -37,7 +38,7 @@ def test_two_rounds_by_hand():
         (2, {"output": Latest()}, 2.5281),
     ):
         params, _ = federate(
-            FedDyn(0.5, local_lr=0.1, sampler=Listed([0, 1], [1]), **slots),
+            built(FedDyn, alpha=0.5, local_lr=0.1, sampler=Listed([0, 1], [1]), **slots),
             scalars(),
             model=lambda: Regression(1),
             rounds=rounds,
@@ -54,7 +55,7 @@ def test_the_server_keeps_the_mean_of_all_clients(up):
     """
     own = stores(3)
     sampler = Listed([0, 1], [0, 1, 2], [0, 2], [1])
-    strategy = FedDyn(0.5, local_lr=0.1, sampler=sampler, compression=Compression(up))
+    strategy = built(FedDyn, alpha=0.5, local_lr=0.1, sampler=sampler, compression=Compression(up))
 
     def tamper(reply: Message) -> Message | None:
         lost = test_round.from_client(reply, 1) and strategy.state.round == 1

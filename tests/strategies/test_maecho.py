@@ -10,6 +10,7 @@ from fedhet.strategies.maecho import Algorithm1, Equation11, HarmonizedOptima, M
 from tests.federation import federate
 from tests.strategies.fusion.test_projections import draw
 from tests.strategies.labelled import blobs
+from tests.strategies.sides import built
 
 
 def problem(clients: int = 4, out: int = 5, width: int = 12, rank: int = 6, seed: int = 0):
@@ -169,7 +170,7 @@ def test_a_class_s_row_is_the_mean_over_its_holders_by_hand():
 
 
 def test_the_flower_strategy_has_the_recipe_s_parts():
-    strategy = MAEcho(rank=3, local_lr=0.01)
+    strategy = built(MAEcho, rank=3, local_lr=0.01)
     assert strategy.client_sides["projections"].rank == 3
     assert isinstance(strategy.server_step.aggregator, HarmonizedOptima)
 

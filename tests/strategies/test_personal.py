@@ -24,6 +24,7 @@ from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
 from tests.federation import TensorBatches
 from tests.recipes import overrides
 from tests.strategies.labelled import WithoutDropout, assert_same, blobs, train
+from tests.strategies.sides import built
 from tests.strategies.test_closed_forms import stores
 
 State = dict[str, Tensor]
@@ -129,7 +130,7 @@ def test_fedper_fedrep_and_fedbabu_by_hand(strategy, epochs, ours, theirs):
 @pytest.mark.slow
 def test_local_is_a_training_of_its_own_at_every_client():
     """Three rounds of two epochs are six, nothing travels, and a client kept its whole model."""
-    params, own, reports = run(Local(local_lr=0.1))
+    params, own, reports = run(built(Local, local_lr=0.1))
     assert params == {}
     assert all(report.bytes_up == report.bytes_down == 0 for report in reports)
     for mine, data in zip(own, exact_blobs(2), strict=True):
@@ -157,7 +158,7 @@ def test_batchnorm_statistics_by_hand(personal, optimizer):
     Shared, it is averaged by examples after a round's two; kept, it goes on through all six.
     Per-FedAvg takes a round's two passes for one step.
     """
-    data, strategy = blobs(2), FedAvg(local_lr=0.1, buffers=BUFFERS)
+    data, strategy = blobs(2), built(FedAvg, local_lr=0.1, buffers=BUFFERS)
     how = {"model": Normed, "data": data, "personal": personal, "optimizer": optimizer}
     params, own, _ = run(strategy, **how)
     means = [part.inputs.mean(0) for part in data]

@@ -22,6 +22,7 @@ from tests.recipes import TINY, overrides, run_recipe
 from tests.strategies.fusion.test_layer_chain import tensors
 from tests.strategies.fusion.test_neuron_alignment import INPUTS, model_of, permuted
 from tests.strategies.fusion.test_projections import draw
+from tests.strategies.sides import built
 
 OUTPUTS = {"mlp": NeuralMatching, "feddw_cnn": MatchedAveraging}
 
@@ -239,9 +240,9 @@ def test_what_is_stored_is_the_network_that_was_evaluated(method, tmp_path):
 
 def test_pfnm_refuses_convolutions_both_refuse_norms_and_have_their_papers_gamma():
     with pytest.raises(ConfigError, match="PFNM matches linear layers: choose strategy=fedma"):
-        PFNM(server_model=ServerModel(model_of("feddw_cnn", 1), INPUTS["feddw_cnn"], 10))
+        built(PFNM, server_model=ServerModel(model_of("feddw_cnn", 1), INPUTS["feddw_cnn"], 10))
     with pytest.raises(ConfigError, match=r"body.0.weight is followed by normalisation \(body.1"):
-        FedMA(server_model=ServerModel(model_of("normalised", 1), INPUTS["normalised"], 10))
+        built(FedMA, server_model=ServerModel(model_of("normalised", 1), INPUTS["normalised"], 10))
     network = ServerModel(model_of("mlp", 1), INPUTS["mlp"], 10)
-    assert PFNM(server_model=network).server_step.output.gamma == 1.0
-    assert FedMA(server_model=network).server_step.output.gamma == 7.0
+    assert built(PFNM, server_model=network).server_step.output.gamma == 1.0
+    assert built(FedMA, server_model=network).server_step.output.gamma == 7.0

@@ -10,8 +10,8 @@ from fedhet.strategies.components.local_training_config import LocalTrainingConf
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fedbabu import FedBABU
 from fedhet.strategies.fedrep import FedRep
-from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
 from tests.strategies.labelled import Classifier
+from tests.strategies.sides import per_fedavg
 from tests.strategies.test_per_fedavg import fit
 
 HEAD = ["head.weight", "head.bias"]
@@ -32,7 +32,7 @@ class Shift(ClientSide):
 @pytest.mark.slow
 @pytest.mark.parametrize(("sides", "clip"), [({}, None), ({"shift": Shift()}, 1.0)])
 @pytest.mark.parametrize(
-    "optimizer", [SGD(0.9, 0.1), Adam(weight_decay=0.1), PerFedAvgOptimizer(0.1, "hessian_free")]
+    "optimizer", [SGD(0.9, 0.1), Adam(weight_decay=0.1), per_fedavg(0.1, "hessian_free")]
 )
 @pytest.mark.parametrize("moved", ["head", "body"])
 def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, optimizer, sides, clip):
@@ -119,4 +119,4 @@ def test_a_phase_without_tensors_or_without_a_step_is_refused(phases):
         fit(Classifier(), options_with(Phase(TensorSelector("fc3.*"))))
     options = LocalTrainingConfig(batch_size=32, epochs=3 if phases else 1, phases=phases)
     with pytest.raises(ValueError, match=r"17 examples are too few .*lower that, or raise"):
-        fit(Classifier(), options, optimizer=PerFedAvgOptimizer())
+        fit(Classifier(), options, optimizer=per_fedavg())

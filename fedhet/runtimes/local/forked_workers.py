@@ -24,7 +24,7 @@ from fedhet.runtimes.local.protocol import Answer, Collect, Lost, Place, Task
 from fedhet.runtimes.local.shared_memory import Channel, ReadableFiles, SharedSums, WritableFile
 from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.processes import end_with_parent, exit_text
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 
 _LONGEST_SECONDS = 86_400.0  # of one wait: a selector's timer overflows after 24 days
 
@@ -59,8 +59,8 @@ class ForkedWorkers:
         """Return the number of workers."""
         return len(self._processes)
 
-    def place(self, record: ArrayRecord | FoldRule) -> Place:
-        """Write a record or a rule into memory that all workers map."""
+    def place(self, record: ArrayRecord | FoldSettings) -> Place:
+        """Write a record or the settings of a fold into memory that all workers map."""
         if self._placed == len(self._records):
             self._records.append(WritableFile(f"{self._folder}/record-{self._placed}"))
         file = self._records[self._placed]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 
 Place = object  # address of a placed record; only the workers that returned it can read it
 
@@ -31,7 +31,7 @@ class Task:
     placed: Mapping[str, Place]  # the placed records, by name
     names: Sequence[str]  # of all records, in the message's order
     state: RecordDict  # of the client's Context
-    rule: Place | None = None  # of the fold that the worker adds the reply to; None: it is sent
+    settings: Place | None = None  # of the fold that the worker adds the reply to; None: it is sent
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Workers(Protocol):
     def __len__(self) -> int:
         """Return the number of workers."""
 
-    def place(self, record: ArrayRecord | FoldRule) -> Place:
-        """Put a record, or the rule of a fold, where every worker can read it."""
+    def place(self, record: ArrayRecord | FoldSettings) -> Place:
+        """Put a record, or the settings of a fold, where every worker can read it."""
 
     def forget(self) -> None:
         """Free all placed records; no task may be under way."""

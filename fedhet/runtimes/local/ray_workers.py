@@ -17,7 +17,7 @@ from fedhet.conf.project import find_modules_in
 from fedhet.runtimes.local.protocol import Answer, Lost, Place, Task
 from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.resources import even_share
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 
 _START_SECONDS = 300.0  # for the first actor: a busy node may import torch from a cold disk
 _STRAGGLER_SECONDS = 20.0  # for the others: a busy cluster may lack room for them
@@ -62,8 +62,8 @@ class RayWorkers:
         """Return the number of actors."""
         return len(self._actors)
 
-    def place(self, record: ArrayRecord | FoldRule) -> Place:
-        """Put a record or a rule into Ray's object store."""
+    def place(self, record: ArrayRecord | FoldSettings) -> Place:
+        """Put a record or the settings of a fold into Ray's object store."""
         return ray.put(record)
 
     def forget(self) -> None:
@@ -176,7 +176,7 @@ class RayWorker(ClientWorker):
 
     def merge(self, fold: ReplyFold, other: ReplyFold) -> ReplyFold:
         """Return both, added up; Ray's objects are read-only, so in a new one."""
-        total = ReplyFold(fold.rule)
+        total = ReplyFold(fold.settings)
         total.merge(fold)
         total.merge(other)
         return total

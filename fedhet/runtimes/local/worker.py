@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.runtimes.local.protocol import Answer, Place, Task
 from fedhet.runtimes.local.shared_memory import SharedSums
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 
 _COUNT = "num-examples"
 
@@ -67,18 +67,18 @@ class ClientWorker:
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             reply = Message(Error(code=code, reason=reason), reply_to=message)
         examples = reported_examples(reply)
-        if task.rule is not None:
+        if task.settings is not None:
             if self._fold is None:
-                self._fold = self._new_fold(self._fetch(task.rule))
+                self._fold = self._new_fold(self._fetch(task.settings))
             self._fold.take(node_id - 1, reply)
-        sent = reply if task.rule is None else None
+        sent = reply if task.settings is None else None
         return Answer(sent, context.state, examples, time.perf_counter() - began)
 
-    def _new_fold(self, rule: FoldRule) -> ReplyFold:
+    def _new_fold(self, settings: FoldSettings) -> ReplyFold:
         if self._sums is None:
-            return ReplyFold(rule)
+            return ReplyFold(settings)
         self._sums.forget()  # the server has added them to its own
-        return ReplyFold(rule, zeros=self._sums.zeros)
+        return ReplyFold(settings, zeros=self._sums.zeros)
 
     def collect(self) -> ReplyFold:
         """Return the fold of the replies since the last time; at least one."""

@@ -17,7 +17,7 @@ from flwr.supercore.run import Run
 
 from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Task, Workers
 from fedhet.runtimes.local.worker import set_identity
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 from fedhet.strategies.wire.records import array_records
 
 _INLINE_BYTES = 1 << 14  # a larger record is placed even if only one client gets it
@@ -121,14 +121,14 @@ class WorkerGrid(Grid):
         return self._receive(set(self.push_messages(messages)), deadline)
 
     def send_and_fold(
-        self, messages: Mapping[int, Message], rule: FoldRule, timeout: float | None = None
+        self, messages: Mapping[int, Message], settings: FoldSettings, timeout: float | None = None
     ) -> ReplyFold:
         """Send a round's messages, by client id; return the replies, added up by the workers.
 
         After ``timeout`` seconds a client is given up as in :meth:`send_and_receive`.
         """
-        total = ReplyFold(rule)
-        waiting = set(self._push(messages.values(), rule))
+        total = ReplyFold(settings)
+        waiting = set(self._push(messages.values(), settings))
         while waiting:
             deadline = None if timeout is None else time.monotonic() + timeout
             for message in self._receive(waiting, deadline):  # errors alone: replies are folded
@@ -142,12 +142,12 @@ class WorkerGrid(Grid):
         """End the workers."""
         self._workers.close()
 
-    def _push(self, messages: Iterable[Message], rule: FoldRule | None = None) -> list[str]:
+    def _push(self, messages: Iterable[Message], settings: FoldSettings | None = None) -> list[str]:
         pushed = list(messages)
         if not self._queue and not any(self._given.values()):
             self._workers.forget()
         places = self._place_records(pushed)
-        place = None if rule is None else self._workers.place(rule)
+        place = None if settings is None else self._workers.place(settings)
         new = [self._waiting(message, places, place) for message in pushed]
         self._queue = sorted([*self._queue, *reversed(new)], key=lambda waiting: waiting.size)
         share = sum(map(self._expected, self._queue)) / max(len(self._given), 1)
@@ -195,7 +195,9 @@ class WorkerGrid(Grid):
             if uses[key] > 1 or sum(len(a.data) for a in record.values()) >= _INLINE_BYTES
         }
 
-    def _waiting(self, message: Message, places: dict[int, Place], rule: Place | None) -> _Waiting:
+    def _waiting(
+        self, message: Message, places: dict[int, Place], settings: Place | None
+    ) -> _Waiting:
         node_id = message.metadata.dst_node_id
         if node_id not in self.get_node_ids():
             raise ValueError(f"node {node_id} is not one of 1..{self._federation.num_clients}")
@@ -207,7 +209,7 @@ class WorkerGrid(Grid):
         bare = Message(metadata=message.metadata, content=rest)  # type: ignore[call-overload]
         state = self._states.get(node_id, RecordDict())
         size = self._examples.get(node_id, float("inf"))  # unknown ones first
-        return _Waiting(Task(self._federation, bare, placed, list(content), state, rule), size)
+        return _Waiting(Task(self._federation, bare, placed, list(content), state, settings), size)
 
     def _dispatch(self) -> None:
         if self._queue and not self._given:
@@ -313,4 +315,4 @@ def _may_share(waiting: _Waiting) -> bool:
     """Return whether a task may be in a batch: what it is answered with is small."""
     task = waiting.task
     query = task.message.metadata.message_type == MessageType.QUERY
-    return (query or task.rule is not None) and not waiting.alone
+    return (query or task.settings is not None) and not waiting.alone

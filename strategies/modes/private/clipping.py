@@ -19,6 +19,7 @@ Flower's wrappers take the clipped share, and C runs away from its quantile.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ from flwr.supercore.differential_privacy import (
 from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import ClientSide, Reply, Tensors
 from fedhet.strategies.modes.private.seeded_rng import Noise
 
 KEY = "strategy.differential_privacy"
@@ -134,3 +135,16 @@ class AdaptiveNorm:
 
 
 ClippingNorm = FixedNorm | AdaptiveNorm
+
+
+def require_no_buffers(client_sides: Mapping[str, ClientSide], shared: Collection[str]) -> None:
+    """Reject BatchNorm's running statistics that travel (``shared``) under differential privacy.
+
+    A noisy variance is no variance.
+    """
+    if shared and any(side.clips for side in client_sides.values()):
+        raise ConfigError(
+            f"strategy/differential_privacy covers trained tensors only, and the model also sends "
+            f"{min(shared)}: choose a task.model without running statistics (resnet18_gn), keep "
+            "them at the clients (strategy.personal), or set strategy/differential_privacy=none"
+        )

@@ -33,16 +33,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
     STATE_LOST,
     ClientSide,
     Payloads,
+    Reads,
     RefusedReplyError,
     Reply,
     ReplySum,
@@ -57,14 +59,12 @@ from fedhet.strategies.modes.private.clipping import (
     ClippingNorm,
     arrays_of,
     clip,
+    require_no_buffers,
     with_arrays,
 )
 from fedhet.strategies.modes.private.gaussian_mechanism import Uploads, epsilon_of
 from fedhet.strategies.modes.private.seeded_rng import noise_from
-from fedhet.strategies.modes.secure.reply_vector import copies, mean_reply, require_no_buffers
-
-if TYPE_CHECKING:
-    from fedhet.strategies.modes.private.mechanisms import Central
+from fedhet.strategies.round.exact_sum import norms_of
 
 CLIPPING, NORM = "clipping", "norm"
 UNCLIPPED = "unclipped"
@@ -103,6 +103,18 @@ def with_norm_bit(reply: Reply, was_longer: bool) -> Reply:
     return replace(reply, payloads={**reply.payloads, NORM_BIT: bit})
 
 
+class CentralSettings(Protocol):
+    """The settings of central differential privacy (strategies/mechanisms.py)."""
+
+    clients: int
+    participation: float
+    noise_multiplier: float
+    delta: float
+    clipping: Literal["client", "server"]
+    reproducible_noise: bool
+    seed: int
+
+
 class CentralPrivacy(ServerSide):
     """Replaces the replies by m copies of their clipped sum plus noise, over m.
 
@@ -116,13 +128,9 @@ class CentralPrivacy(ServerSide):
         sensitivity: by how much one client moved the last round's sum at most; None: before it.
     """
 
-    averages = True
-    individual = (
-        "it clips single replies: set strategy.differential_privacy.clipping=client, so that the "
-        "clients do"
-    )
+    leaves = Reads.SUM | Reads.STEPS
 
-    def __init__(self, privacy: Central, norm: ClippingNorm, *, secret: bool) -> None:
+    def __init__(self, privacy: CentralSettings, norm: ClippingNorm, *, secret: bool) -> None:
         clients, participation = privacy.clients, privacy.participation
         if clients < 1:
             raise ConfigError(
@@ -132,7 +140,7 @@ class CentralPrivacy(ServerSide):
             )
         self.z, self.norm, self.delta = privacy.noise_multiplier, norm, privacy.delta
         self.at_client = privacy.clipping == "client"
-        self.keeps_replies = not self.at_client
+        self.reads = Reads.SUM if self.at_client else Reads.REPLIES
         self.reproducible_noise, self.seed = privacy.reproducible_noise, privacy.seed
         self.clients, self.participation, self.secret = clients, participation, secret
         self.sends = frozenset({CLIPPING} if self.at_client else ())
@@ -230,6 +238,35 @@ class CentralPrivacy(ServerSide):
         self.norm.value = float(state["released"][NORM])
         self.rounds = int(state["released"]["rounds"])
         self.uploads = Uploads.of(state["uploads"])
+
+
+def mean_reply(total: ReplySum, size: int) -> Reply:
+    """Return the sum of equally weighted replies over ``size``, with client id -1."""
+    count = len(total.replies)
+
+    def scaled(tensors: Tensors, factor: float) -> dict[str, Tensor]:
+        return {name: factor * value for name, value in tensors.items()}
+
+    return Reply(
+        -1,
+        max(1, round(sum(reply.num_examples for reply in total.replies) / count)),
+        max(1, round(sum(reply.num_steps for reply in total.replies) / count)),
+        math.fsum(reply.lr_sum for reply in total.replies) / count,
+        scaled(total.update, count / size),
+        {name: scaled(tensors, 1 / size) for name, tensors in total.payloads.items()},
+        buffers=dict(total.buffers),
+        per_example=total.replies[0].per_example,
+    )
+
+
+def copies(reply: Reply, size: int) -> ReplySum:
+    """Return the sum of ``size`` copies of a reply."""
+    bare = replace(reply, update={}, payloads={}, buffers={}, norms=norms_of(reply.update))
+    payloads = {
+        name: {tensor: size * value for tensor, value in tensors.items()}
+        for name, tensors in reply.payloads.items()
+    }
+    return ReplySum([bare] * size, [1 / size] * size, reply.update, payloads, reply.buffers)
 
 
 @cache

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError, require_whole
-from fedhet.strategies.base import Payloads, Reply, ReplySum, Tensors, Weighting
-from fedhet.strategies.slots import Output, ReadsNoReply
+from fedhet.strategies.base import Payloads, Reads, Reply, ReplySum, Tensors, Weighting
+from fedhet.strategies.slots import Output, reads_of
 
 KEY = "strategy.aggregator"
 UPDATE, BUFFERS = "update", ":buffers"  # groups beside those with a payload's name
@@ -48,7 +48,7 @@ class RobustAggregator:
     """
 
     weighting: Weighting = "clients"
-    individual = "it compares the clients' replies one by one; take strategy/aggregator=..._mean"
+    reads = Reads.REPLIES
 
     def __init__(self, bucket_size: int = 1, seed: int = 0) -> None:
         self.bucket_size = require_whole(f"{KEY}.bucket_size", bucket_size, low=1)
@@ -105,7 +105,7 @@ class RobustAggregator:
             payloads: names of those that server sides read the sum of.
             output: of the method.
         """
-        if not isinstance(output, ReadsNoReply):
+        if reads_of(output) != Reads.SUM:
             raise ConfigError(
                 f"strategy.output {type(output).__name__} is made of the clients' single models, "
                 f"which {KEY} {type(self).__name__} does not protect: set strategy/output=latest, "

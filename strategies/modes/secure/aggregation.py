@@ -28,7 +28,7 @@ reads along, not against a malicious one, and Flower draws masks from seeds of a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import cast
@@ -62,6 +62,8 @@ from fedhet.strategies.modes.secure.shares import (
     take_ciphertexts,
 )
 from fedhet.strategies.modes.secure.workflow import LEAST, NoSumError, SecureSum
+from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.round.training_round import RoundReplies, TrainingRound
 from fedhet.strategies.wire.records import METRICS, PARAMS, UPDATE, to_metrics, to_record
 from fedhet.strategies.wire.tensor_decoder import check_finite
 
@@ -71,27 +73,28 @@ _FINEST = 30  # bits: Flower rounds to 32-bit integers
 
 
 @dataclass(frozen=True)
-class Exchanged:
-    """The replies of a round and the bytes that its exchanges took.
+class SecureReplies(RoundReplies):
+    """The mean of all replies in place of each, and an error in place of every lost one.
 
     Attributes:
-        replies: the mean of all for every client in the sum, an error for every lost one.
         failures: why a client failed whose vector was in the sum already.
         bytes_down: of arrays and of the protocol, sent.
         bytes_up: the same, received.
-        rounding: the step to which clients have rounded what is summed; 0 without a sum.
     """
 
-    replies: Sequence[Message]
     failures: Sequence[str]
     bytes_down: int
     bytes_up: int
-    rounding: float = 0.0
+
+    def complete(self, report: RoundReport) -> None:
+        """Add the bytes of all exchanges, and the failures."""
+        report.bytes_down, report.bytes_up = self.bytes_down, self.bytes_up
+        report.failures = [*report.failures, *self.failures]
 
 
 @dataclass(frozen=True)
 class SecAggPlus:
-    """SecAgg+ with Flower's settings; ``exchange`` is the server half, ``reply`` the client half.
+    """SecAgg+ with Flower's settings; ``send`` is the server half, ``reply`` the client half.
 
     Attributes:
         num_shares: the number of clients that share a key, its owner included: a fraction of the
@@ -149,7 +152,11 @@ class SecAggPlus:
         return self.quantization_range
 
     def step(self, size: int) -> float:
-        """Return the step that a client's numbers are rounded to, in a sum of ``size`` clients."""
+        """Return the step that a client's numbers are rounded to, in a sum of ``size`` clients.
+
+        Raises:
+            ConfigError: if the sum has no room for the steps.
+        """
         return 2 * self.clipping_range / self.steps(size)
 
     def check(self, num_clients: int) -> None:
@@ -168,34 +175,25 @@ class SecAggPlus:
                 f"{self.max_examples}: set it higher"
             )
 
-    def exchange(
-        self,
-        grid: Grid,
-        messages: Mapping[int, Message],
-        layout: Layout,
-        round: int,
-        timeout: float,
-    ) -> Exchanged:
+    def send(self, grid: Grid, training: TrainingRound, layout: Layout) -> SecureReplies:
         """Send a round's messages and return the mean of the replies in place of each.
 
         Args:
             grid: Flower's connection to the nodes.
-            messages: by client id, one for each client of the round.
+            training: the round.
             layout: of the replies.
-            round: t.
-            timeout: seconds, of each of the exchanges.
         """
-        wire = SecAggWire(grid, timeout, round)
+        wire = SecAggWire(grid, training.timeout, training.number)
+        messages = training.messages
         nodes = {message.metadata.dst_node_id: message for message in messages.values()}
         try:
             secure = SecureSum(wire, self._setup(len(nodes)), len(layout))
             mean, summed = secure.run({node: message.content for node, message in nodes.items()})
-            step = self.step(len(nodes))
-            found = layout.unpack(mean, len(summed), step)
+            found = layout.unpack(mean, len(summed), self.step(len(nodes)))
         except (NoSumError, ValueError) as error:  # ValueError: a spoilt vector
             why = f"no secure sum: {error}"
             failed = [error_reply(m, wire.lost.get(n, why)) for n, m in nodes.items()]
-            return Exchanged(failed, [], wire.bytes_down, wire.bytes_up)
+            return SecureReplies(training, failed, [], wire.bytes_down, wire.bytes_up)
         sent = {UPDATE: {**found.update, **found.buffers}, **found.payloads}
         records = {name: to_record(tensors) for name, tensors in sent.items()}  # serialised once
         replies, failures = [], []
@@ -208,8 +206,8 @@ class SecAggPlus:
             replies.append(Message(RecordDict({**records, METRICS: metrics}), reply_to=message))
             if node in wire.lost:
                 failures.append(f"client {client}, after its update was summed: {wire.lost[node]}")
-                log(WARNING, "round %s: %s", round, failures[-1])
-        return Exchanged(replies, failures, wire.bytes_down, wire.bytes_up, step)
+                log(WARNING, "round %s: %s", training.number, failures[-1])
+        return SecureReplies(training, replies, failures, wire.bytes_down, wire.bytes_up)
 
     def _setup(self, size: int) -> ConfigRecord:
         """Return Flower's settings for a round of ``size`` clients."""

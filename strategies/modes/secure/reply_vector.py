@@ -9,17 +9,15 @@ what it does with the clients' own replies:
     p    = sum_i p_i / |S|              for every payload, so that |S| replies have the same sum
     b    = sum_i n_i b_i / sum_i n_i    for every buffer;  n, K, lr_sum: means over the clients
 
-:func:`require_sums` derives from a method's parts whether it needs only sums: its aggregator is a
-weighted mean, its output reads no reply, and its server sides sum payloads.
+Which methods need only sums follows from what their parts read (modes/compatibility.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
 import torch
@@ -32,21 +30,13 @@ from fedhet.strategies.base import (
     ClientSide,
     Payloads,
     Reply,
-    ReplySum,
-    ServerSide,
     Tensors,
     Weighting,
 )
-from fedhet.strategies.round.exact_sum import norms_of
-from fedhet.strategies.round.reply_fold import per_example, shapes_of, summed_payloads
-from fedhet.strategies.slots import (
-    Aggregator,
-    Observer,
-    Output,
-    ReadsNoReply,
-    ReplyTransform,
-    SumAggregator,
-)
+from fedhet.strategies.round.server_step import ServerStep
+from fedhet.strategies.slots import SumAggregator
+from fedhet.strategies.wire.compressed_records import per_example
+from fedhet.strategies.wire.records import known_shapes, shapes_of
 
 CLIPPED = "clipped-share"
 # The metrics of a client that are summed, too; others are not sent. The scores of a client's own
@@ -68,99 +58,6 @@ _COUNTS = 4  # numbers at the vector's start: 1, and the means of n, K and the s
 Vector = NDArray[np.float64]
 
 
-def require_sums(
-    what: str,
-    client_sides: Mapping[str, ClientSide],
-    server_sides: Mapping[str, ServerSide],
-    aggregator: Aggregator,
-    transforms: Sequence[ReplyTransform],
-    output: Output,
-    observers: Sequence[Observer] = (),
-    *,
-    summed: bool,
-) -> Weighting:
-    """Reject parts of a method that read single replies; return how the aggregator weighs clients.
-
-    Args:
-        what: the key that gives the server only the sum.
-        client_sides, server_sides, aggregator, transforms, output: of the method.
-        observers: of the run.
-        summed: replies are summed before they reach the server; otherwise the ``receive`` of a
-            server side sums them and may read single replies itself.
-
-    Raises:
-        ConfigError: names every part that reads single replies, and why.
-    """
-    readers = [
-        side
-        for side in server_sides.values()
-        if side.keeps_replies and (summed or not side.averages)
-    ]
-    reasons = [
-        *_reasons("strategy.aggregator", [] if _reads_sum(aggregator) else [aggregator]),
-        *_reasons("strategy.transforms", transforms),
-        *_reasons("strategy.output", [] if isinstance(output, ReadsNoReply) else [output]),
-        *_reasons("strategy.server_sides", readers),
-        *chain.from_iterable(
-            _reasons(getattr(one, "key", "observers"), [one])
-            for one in observers
-            if getattr(one, "keeps_replies", True) or hasattr(one, "individual")
-        ),
-        *_unsummed(client_sides, server_sides),
-    ]
-    if reasons or not isinstance(aggregator, SumAggregator):
-        raise ConfigError(
-            f"{what} gives the server the sum of the clients' replies only, but "
-            f"{'; '.join(reasons)}. Set {what}=none, or choose another method"
-        )
-    return aggregator.weighting
-
-
-def _reasons(key: str, parts: Sequence[object]) -> Iterator[str]:
-    for part in parts:
-        reason = getattr(part, "individual", "it reads the clients' replies one by one")
-        yield f"{key} {type(part).__name__}: {reason}"
-
-
-def _reads_sum(aggregator: Aggregator) -> bool:
-    return isinstance(aggregator, SumAggregator) and not hasattr(aggregator, "individual")
-
-
-def _unsummed(
-    client_sides: Mapping[str, ClientSide], server_sides: Mapping[str, ServerSide]
-) -> Iterator[str]:
-    summed = summed_payloads(server_sides)
-    for key, side in client_sides.items():
-        for name in sorted(side.sends - summed):
-            yield f"strategy.client_sides.{key}: {name} is read client by client"
-
-
-def require_private(client_sides: Mapping[str, ClientSide]) -> None:
-    """Reject payloads that neither clipping nor noise of their own protects."""
-    if not any(side.clips for side in client_sides.values()):
-        return
-    private = {name for side in client_sides.values() for name in side.private}
-    if bare := sorted(per_example(client_sides) - private):
-        raise ConfigError(
-            f"the payloads {bare} are sums over a client's examples, which "
-            "strategy/differential_privacy does not clip, and have no noise of their own: set "
-            "strategy.soft_labels.noise_multiplier (for soft labels), or choose another method"
-        )
-
-
-def require_no_buffers(client_sides: Mapping[str, ClientSide], shared: Collection[str]) -> None:
-    """Reject BatchNorm's running statistics under differential privacy: ``shared`` ones travel.
-
-    A noisy variance is no variance.
-    """
-    if shared and any(side.clips for side in client_sides.values()):
-        raise ConfigError(
-            f"strategy/differential_privacy covers trained tensors only, and the model also sends "
-            f"{min(shared)}: choose a task.model without running statistics (resnet18_gn), keep "
-            "them at the clients (strategy.personal), or set strategy/differential_privacy=none"
-        )
-
-
 @dataclass(frozen=True)
 class Layout:
     """Positions of the numbers of a reply in its vector.
@@ -180,6 +77,33 @@ class Layout:
     per_example: frozenset[str]
     weighting: Weighting
     max_examples: int
+
+    @classmethod
+    def of_round(
+        cls,
+        client_sides: Mapping[str, ClientSide],
+        step: ServerStep,
+        tensors: Tensors,
+        max_examples: int,
+    ) -> Layout:
+        """Return the layout of the replies to these tensors; refuse payloads of unknown shape."""
+        names = {name for side in client_sides.values() for name in side.sends}
+        shapes, expected = shapes_of(tensors), known_shapes(step.expected())
+        if unknown := sorted(names - expected.keys()):
+            raise ConfigError(
+                f"strategy/secure_aggregation: the payloads {unknown} have no shape that the "
+                "server knows before round 1, and a secure sum needs it: set it to none, or choose "
+                "another method"
+            )
+        assert isinstance(step.aggregator, SumAggregator)  # it reads the sum
+        return cls(
+            update={name: shape for name, shape in shapes.items() if name not in step.buffers},
+            buffers={name: shape for name, shape in shapes.items() if name in step.buffers},
+            payloads={name: expected[name] for name in names},
+            per_example=per_example(client_sides),
+            weighting=step.aggregator.weighting,
+            max_examples=max_examples,
+        )
 
     @classmethod
     def of(cls, reply: Reply, weighting: Weighting, max_examples: int) -> Layout:
@@ -274,32 +198,3 @@ class Layout:
 
 def _payload(group: str) -> str:
     return group.removeprefix(_PAYLOAD)
-
-
-def mean_reply(total: ReplySum, size: int) -> Reply:
-    """Return the sum of equally weighted replies over ``size``, with client id -1."""
-    count = len(total.replies)
-
-    def scaled(tensors: Tensors, factor: float) -> dict[str, Tensor]:
-        return {name: factor * value for name, value in tensors.items()}
-
-    return Reply(
-        -1,
-        max(1, round(sum(reply.num_examples for reply in total.replies) / count)),
-        max(1, round(sum(reply.num_steps for reply in total.replies) / count)),
-        math.fsum(reply.lr_sum for reply in total.replies) / count,
-        scaled(total.update, count / size),
-        {name: scaled(tensors, 1 / size) for name, tensors in total.payloads.items()},
-        buffers=dict(total.buffers),
-        per_example=total.replies[0].per_example,
-    )
-
-
-def copies(reply: Reply, size: int) -> ReplySum:
-    """Return the sum of ``size`` copies of a reply."""
-    bare = replace(reply, update={}, payloads={}, buffers={}, norms=norms_of(reply.update))
-    payloads = {
-        name: {tensor: size * value for tensor, value in tensors.items()}
-        for name, tensors in reply.payloads.items()
-    }
-    return ReplySum([bare] * size, [1 / size] * size, reply.update, payloads, reply.buffers)

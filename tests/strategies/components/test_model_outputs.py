@@ -14,6 +14,7 @@ from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.wire.records import to_tensors
 from tests.federation import federate
 from tests.strategies.round.test_round import BUFFERS, OPTIONS, Normed, clients
+from tests.strategies.sides import built
 
 WEIGHT = "head.weight"
 # of the way from x to the new x, which is four times Delta
@@ -50,7 +51,7 @@ def watch(strategy: FederatedStrategy, rounds: int = 3, lost=frozenset(), **how)
 
 def quadrupled(output, **slots) -> FedAvg:
     slots = {"server_optimizer": SGD(lr=4.0), "local_lr": 0.05, "buffers": BUFFERS, **slots}
-    return FedAvg(output=output(), evaluate_on_clients=True, **slots)
+    return built(FedAvg, output=output(), evaluate_on_clients=True, **slots)
 
 
 def values(records: list[ArrayRecord], name: str = WEIGHT) -> list[torch.Tensor]:

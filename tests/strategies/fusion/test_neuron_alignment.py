@@ -13,6 +13,7 @@ from fedhet.strategies.average import MaskedMean
 from fedhet.strategies.base import Reply
 from fedhet.strategies.fusion.layer_chain import read_chain, reordered
 from fedhet.strategies.fusion.neuron_alignment import Alignment, transport
+from fedhet.strategies.fusion.projected_layers import Projections
 from fedhet.strategies.fusion.projections import ProjectionClient
 from fedhet.strategies.maecho import HarmonizedOptima, Released
 from fedhet.strategies.otfusion import OTFusion
@@ -20,6 +21,7 @@ from fedhet.strategies.regmean import RegressionMean
 from fedhet.tasks.models import build_model
 from tests.strategies.fusion.test_layer_chain import any_orders, normalised, tensors
 from tests.strategies.fusion.test_projections import draw, sent_by
+from tests.strategies.sides import client_side
 
 INPUTS = {"mlp": (1, 6, 6), "feddw_cnn": (3, 20, 20), "normalised": (3, 32, 32)}
 FUSIONS = [MaskedMean(), HarmonizedOptima(iterations=20), RegressionMean()]
@@ -96,7 +98,7 @@ def test_a_bias_tells_rows_apart():
 @pytest.mark.slow
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_permuting_a_client_s_neurons_changes_nothing(fusion):
-    side = ProjectionClient(rank=8)
+    side = client_side(Projections, rank=8)
     x, replies = replies_of("mlp", [model_of("mlp", seed) for seed in (1, 2, 3)], side)
     expected = fused(fusion, x, Alignment()(x, replies))
     others = [permuted(model_of("mlp", seed), seed) for seed in (2, 3)]
@@ -110,7 +112,7 @@ def test_permuting_a_client_s_neurons_changes_nothing(fusion):
 @pytest.mark.parametrize("fusion", FUSIONS[:2])
 @pytest.mark.parametrize("kind", ["feddw_cnn", "normalised"])
 def test_permuting_all_clients_gives_what_computes_the_same(kind, fusion):
-    side, inputs, answers = ProjectionClient(rank=8), draw(4, *INPUTS[kind], seed=99), []
+    side, inputs, answers = client_side(Projections, rank=8), draw(4, *INPUTS[kind], seed=99), []
     for seeds in ((), (7, 8, 9)):
         models = [model_of(kind, seed) for seed in (1, 2, 3)]
         for model, seed in zip(models, seeds, strict=False):
@@ -126,7 +128,7 @@ def test_permuting_all_clients_gives_what_computes_the_same(kind, fusion):
 @pytest.mark.parametrize("kind", ["mlp", "feddw_cnn"])
 def test_projections_are_those_of_the_aligned_network(kind):
     """P' = T^T P T is what a pass of the client's data through its aligned network would give."""
-    side = ProjectionClient(rank=8, z=3.0)
+    side = client_side(Projections, rank=8, z=3.0)
     models = [model_of(kind, seed) for seed in (1, 2)]
     x, replies = replies_of(kind, models, side)
     aligned = Alignment()(x, replies)

@@ -21,6 +21,7 @@ from fedhet.strategies.scaffold import CONTROL_VARIATE, SCAFFOLD
 from fedhet.strategies.wire.records import to_tensors
 from tests.federation import InProcessGrid, lost
 from tests.strategies.round.test_round import folders
+from tests.strategies.sides import built
 from tests.strategies.test_fedbuff import LR, SIZE, STEPS, run
 
 FIRST = 1000  # node of client 0
@@ -74,20 +75,24 @@ def slots(**more):
 
 
 def scaffold(**how):
-    return SCAFFOLD(asynchronous=Asynchronous(buffer=2), aggregator=UniformMean(), **how)
+    return built(SCAFFOLD, asynchronous=Asynchronous(buffer=2), aggregator=UniformMean(), **how)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [lambda **how: FedBuff(2, **how), FedAsync, scaffold])
+@pytest.mark.parametrize(
+    "method", [lambda **how: built(FedBuff, asynchronous={"buffer": 2}, **how), FedAsync, scaffold]
+)
 def test_replies_that_arrive_in_the_order_of_a_simulated_system_give_its_bits(method):
     system = LogNormal(sigma=1.5)
-    expected, simulated = run(method(system=system, sampler=FixedSizeSampler(0.67), **slots()), 12)
+    expected, simulated = run(
+        built(method, system=system, sampler=FixedSizeSampler(0.67), **slots()), 12
+    )
 
     def seconds(client: int) -> float:
         return system.seconds(client, 24, 0)
 
     how = slots(sampler=FixedSizeSampler(0.67))
-    found, reports = run(method(**how), 12, grid=arriving(seconds))
+    found, reports = run(built(method, **how), 12, grid=arriving(seconds))
     assert torch.equal(found, expected)
     assert [report.clients for report in reports] == [report.clients for report in simulated]
     pairs = zip(reports[1:], simulated[1:], strict=True)
@@ -99,9 +104,9 @@ def test_replies_that_arrive_in_the_order_of_a_simulated_system_give_its_bits(me
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD])
 def test_real_clients_that_all_finish_a_step_are_a_round_to_the_bit(method):
-    expected, waited = run(method(aggregator=UniformMean(), **slots()), 4)
+    expected, waited = run(built(method, aggregator=UniformMean(), **slots()), 4)
     together = Asynchronous(buffer=SIZE)
-    alike = method(aggregator=UniformMean(), asynchronous=together, **slots())
+    alike = built(method, aggregator=UniformMean(), asynchronous=together, **slots())
     found, reports = run(alike, 4, grid=arriving())
     assert torch.equal(found, expected)
     assert [one.bytes_up for one in reports] == [one.bytes_up for one in waited]
@@ -127,7 +132,14 @@ def test_sites_that_fail_vanish_or_stay_silent_do_not_end_the_run():
         return False
 
     how = {"grid": arriving(lambda client: math.inf if client == 1 else 1.0, made)}
-    _, reports = run(FedBuff(3, **slots()), 8, tamper=tamper, on_round=leave, timeout=0.5, **how)
+    _, reports = run(
+        built(FedBuff, asynchronous={"buffer": 3}, **slots()),
+        8,
+        tamper=tamper,
+        on_round=leave,
+        timeout=0.5,
+        **how,
+    )
     assert [report.round for report in reports] == list(range(9))
     failures = " ".join(text for report in reports for text in report.failures)
     assert "client 0: error 2: no memory" in failures
@@ -161,7 +173,7 @@ def test_late_and_foreign_replies_are_refused_and_named():
 
     def method():
         settings = Asynchronous(buffer=2, max_staleness=1)
-        return FedAvg(asynchronous=settings, aggregator=UniformMean(), **slots())
+        return built(FedAvg, asynchronous=settings, aggregator=UniformMean(), **slots())
 
     expected, _ = run(method(), 10, grid=arriving(seconds))
     found, reports = run(method(), 10, grid=arriving(seconds, made), on_round=inject)
@@ -247,7 +259,7 @@ def test_c_stays_the_mean_of_the_clients_after_a_loss_and_one_site_restarts_them
     """A c_i+ - c_i of a client in flight, whose c_i starts again at zero, would stay in c."""
     system, settings = LogNormal(sigma=1.5), None if clock == "waits" else Asynchronous(buffer=2)
     how = slots(sampler=FixedSizeSampler(0.67), system=system if clock == "simulated" else None)
-    strategy = SCAFFOLD(asynchronous=settings, **how)
+    strategy = built(SCAFFOLD, asynchronous=settings, **how)
     stores = {i: Losing(times if i == 1 else 0) for i in range(SIZE)}
     grid = arriving(system.slowness) if clock == "real" else InProcessGrid
     _, reports = run(strategy, 16, stores=stores, grid=grid)
@@ -264,7 +276,7 @@ def test_c_stays_the_mean_of_the_clients_after_a_loss_and_one_site_restarts_them
 
 def test_what_real_clients_cannot_have_is_refused():
     with pytest.raises(ConfigError, match="buffer=9 different clients"):
-        run(FedBuff(9, **slots()), 1, grid=arriving())
+        run(built(FedBuff, asynchronous={"buffer": 9}, **slots()), 1, grid=arriving())
 
     class Looks(FedBuff):
         def aggregate_train(self, server_round, replies):
@@ -299,5 +311,7 @@ def test_a_step_in_which_all_sites_vanish_fails_and_the_next_goes_on(monkeypatch
         made[0].away = 3 if report.round == 1 else 0
         return False
 
-    _, reports = run(FedBuff(2, **slots()), 3, grid=make, on_round=leave)
+    _, reports = run(
+        built(FedBuff, asynchronous={"buffer": 2}, **slots()), 3, grid=make, on_round=leave
+    )
     assert [len(report.clients) for report in reports[1:]] == [2, 0, 2]

@@ -11,12 +11,12 @@ from fedhet.common.errors import ConfigError
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from fedhet.strategies.modes.systems import Constant, DayNight, LogNormal, Trace
-from fedhet.strategies.round.cohort import Cohorts
+from fedhet.strategies.modes.systems import Constant, DayNight, LogNormal, SystemClients, Trace
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, federate
 from tests.strategies.round.test_round import clients, folders
+from tests.strategies.sides import built
 
 OPTIONS = LocalTrainingConfig(batch_size=4, epochs=3)
 
@@ -158,7 +158,9 @@ def test_values_out_of_range_are_refused(how, key):
 def strategy(**how) -> SCAFFOLD:
     system = LogNormal(sigma=1.5, over_selection=1.5, dropout=0.2, deadline_seconds=0.1, seed=4)
     sampler = FixedSizeSampler(0.5, seed=1)
-    return SCAFFOLD(local_lr=0.1, sampler=sampler, system=system, local_training=OPTIONS, **how)
+    return built(
+        SCAFFOLD, local_lr=0.1, sampler=sampler, system=system, local_training=OPTIONS, **how
+    )
 
 
 def run(strategy, path, rounds=10, **how):
@@ -207,12 +209,12 @@ def test_a_run_keeps_the_clock_and_a_resumed_one_ends_alike(tmp_path):
 def test_a_round_waits_until_a_share_of_those_that_are_there_is_enough():
     """Half of 8 is 4, and of 9 it is 5, rounded: a round of at least 5 waits for 9 of 10."""
     system, half = DayNight(spread=1.0), FixedSizeSampler(0.5)
-    cohorts = Cohorts(half, system, False, None, least=5)
+    cohorts = SystemClients(half, system, None, least=5)
     assert cohorts._needed(10) == 9
     assert cohorts._needed(7) == 7  # never more than there are
-    assert Cohorts(half, system, False, None)._needed(10) == 1
+    assert SystemClients(half, system, None)._needed(10) == 1
     drawn_one_by_one = BernoulliSampler(0.5)  # a draw may be of all
-    assert Cohorts(drawn_one_by_one, system, False, None, least=5)._needed(10) == 5
+    assert SystemClients(drawn_one_by_one, system, None, least=5)._needed(10) == 5
 
 
 def test_a_round_without_replies_says_who_dropped_out_or_was_late():

@@ -16,6 +16,7 @@ from fedhet.tasks import build_task
 from tests.federation import Regression, federate
 from tests.recipes import TINY, overrides
 from tests.strategies.round.test_round import BUFFERS, OPTIONS, Normed, clients
+from tests.strategies.sides import built
 
 
 class Watching(WeightedMean):
@@ -74,7 +75,7 @@ def test_a_clients_model_is_what_was_sent_plus_the_changes_of_weights_and_buffer
 
 def test_an_aggregator_may_move_buffers_itself():
     left, right = (
-        run(FedAvg(aggregator=one, buffers=BUFFERS, local_lr=0.05), model=Normed)
+        run(built(FedAvg, aggregator=one, buffers=BUFFERS, local_lr=0.05), model=Normed)
         for one in (Setting(), WeightedMean())
     )
     assert left.pop("norm.running_mean").tolist() == [1.0, 1.0]
@@ -85,9 +86,9 @@ def test_an_aggregator_may_move_buffers_itself():
 
 def test_parts_that_cannot_run_are_refused():
     with pytest.raises(ConfigError, match=r"evaluation.clients=true.*Another.* test examples"):
-        FedAvg(output=Another(), evaluate_on_clients=True)
+        built(FedAvg, output=Another(), evaluate_on_clients=True)
     with pytest.raises(ConfigError, match=r"aggregator Watching runs the model.*server_model=Serv"):
-        FedAvg(aggregator=Watching())
+        built(FedAvg, aggregator=Watching())
 
 
 def test_black_and_white_follow_the_tasks_normalisation():

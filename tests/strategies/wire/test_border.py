@@ -7,7 +7,6 @@ import copy
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,12 @@ from fedhet.common.run_events import Event, decode, encode
 from fedhet.conf import compose
 from fedhet.server_app.run import Run
 from fedhet.strategies.base import RefusedReplyError
-from fedhet.strategies.wire.border import ExpectedReply
+from fedhet.strategies.round.expectations import Expectations
+from fedhet.strategies.round.registration import ClientRegistry
+from fedhet.strategies.round.selection import Outcome, Selection
+from fedhet.strategies.wire import border
+from fedhet.strategies.wire.border import Expected
+from fedhet.strategies.wire.client_versions import ClientVersions
 from fedhet.strategies.wire.records import METRICS, UPDATE, to_tensors
 from fedhet.strategies.wire.tensor_decoder import printable
 from tests.recipes import TINY, grid_of, overrides, run_recipe
@@ -235,9 +239,13 @@ class Captured:
         self.step = run.strategy.server_step
         lr = float(run.recipe.local.lr)
         sides = run.strategy.client_sides
-        rule = self.step.fold_rule(before, sides, {BAD: lr}, 4, 240.0, {})
-        told = {"compression": run.strategy.compression, "rounds": {BAD: 1}}
-        self.expected: ExpectedReply = replace(rule.expected, **told)
+        codec = run.strategy.compression
+        expectations = Expectations(self.step, sides, lambda examples: 1, (), codec)
+        registry = ClientRegistry(4, num_examples=dict.fromkeys(range(4), 60))
+        versions, told = ClientVersions(), dict.fromkeys(range(4), (1, lr))
+        selection = Selection({}, Outcome([]), 0.0)
+        folding = expectations.of_round(before, registry, versions, selection, told)
+        self.expected: Expected = folding.expected
 
 
 @pytest.mark.parametrize(
@@ -248,7 +256,7 @@ def test_every_attack_on_a_reply_is_refused_by_name(method, tmp_path):
     captured = Captured(method, tmp_path)
 
     def decode(reply: Message) -> None:
-        decoded = captured.expected.decode(reply, BAD, 60, 1, "and it had none")
+        decoded = border.decode(reply, BAD, captured.expected)
         captured.step.check(decoded)
 
     decode(captured.reply)
@@ -328,5 +336,5 @@ def test_a_sites_text_stays_on_its_line():
     assert len(shown) < 400
     message = Message(RecordDict(), dst_node_id=1, message_type=Kind.TRAIN)
     with pytest.raises(RefusedReplyError) as refusal:
-        ExpectedReply({}).decode(Message(Error(2, reason), reply_to=message), 0)
+        border.decode(Message(Error(2, reason), reply_to=message), 0, Expected({}, {}))
     assert str(refusal.value).isprintable()

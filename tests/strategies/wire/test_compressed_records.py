@@ -24,8 +24,9 @@ from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.modes.systems import Constant
 from fedhet.strategies.round.client_snapshots import ClientSnapshots
 from fedhet.strategies.scaffold import DELTA, SCAFFOLD
-from fedhet.strategies.wire.border import ExpectedReply
-from fedhet.strategies.wire.compressed_records import compressed_shapes, reply_records
+from fedhet.strategies.wire.border import Bounds, Expected, ExpectedPayload, Sender, encode
+from fedhet.strategies.wire.border import decode as decoded
+from fedhet.strategies.wire.compressed_records import compressed_shapes
 from fedhet.strategies.wire.compression import (
     BFloat16,
     Compression,
@@ -35,10 +36,11 @@ from fedhet.strategies.wire.compression import (
     RandomK,
     TopK,
 )
-from fedhet.strategies.wire.records import METRICS, count_bytes, to_metrics, to_record, to_tensors
+from fedhet.strategies.wire.records import METRICS, count_bytes, to_record, to_tensors
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.modes.private.test_differential_privacy import central
 from tests.strategies.round.test_round import Forgetful, Normed, without
+from tests.strategies.sides import built
 
 SIZE, CLIENTS, ROUNDS = 12, 3, 5
 OPTIONS = LocalTrainingConfig(batch_size=8, epochs=1)
@@ -61,7 +63,7 @@ class Watched:
         self.stores = stores or {i: ContextStateStore(RecordDict()) for i in range(CLIENTS)}
         self.true = defaultdict(list)  # by client: (round, record, numbers)
         self.decoded = defaultdict(lambda: torch.zeros(1, SIZE, dtype=torch.float64))
-        whole = messages.reply_records
+        whole = messages.encode
 
         def watching(reply, compression, payloads, round, state):
             for name, tensors in {"update": reply.update, DELTA: reply.payloads[DELTA]}.items():
@@ -74,8 +76,8 @@ class Watched:
                 self.decoded[reply.client_id, DELTA] += reply.payloads[DELTA]["head.weight"]
             return replies
 
-        monkeypatch.setattr(messages, "reply_records", watching)
-        self.strategy = SCAFFOLD(local_lr=0.05, compression=compression, transforms=[add_up])
+        monkeypatch.setattr(messages, "encode", watching)
+        self.strategy = built(SCAFFOLD, local_lr=0.05, compression=compression, transforms=[add_up])
         how = {"stores": self.stores, "options": OPTIONS, "tamper": tamper}
         model = partial(Regression, SIZE)
         federate(self.strategy, datasets(), model=model, rounds=ROUNDS, **how)
@@ -145,7 +147,7 @@ def test_clients_train_from_what_was_sent_and_the_server_steps_from_its_own_x(do
     """One step: y_i - C(x) = -lr g_i(C(x)), with g_i(x) = X'(X x - t) / n by hand."""
     x = torch.randn(1, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     compression, sent = Compression(down=down, seed=7), []
-    strategy = FedAvg(local_lr=0.1, compression=compression)
+    strategy = built(FedAvg, local_lr=0.1, compression=compression)
     grid = {"model": partial(Regression, SIZE), "rounds": 1, "options": OPTIONS}
     write = strategy.configure_train
 
@@ -174,7 +176,9 @@ def test_a_payload_down_names_its_tensors_and_buffers_travel_in_full():
         answered.append(reply.content)
         return reply
 
-    strategy = FedPVR("head.*", local_lr=0.1, compression=compression, buffers=BUFFERS)
+    strategy = built(
+        FedPVR, layers="head.*", local_lr=0.1, compression=compression, buffers=BUFFERS
+    )
     write = strategy.configure_train
     strategy.configure_train = lambda *a: asked.append(write(*a)) or asked[-1]
     how = {"model": Normed, "rounds": 1, "options": OPTIONS}
@@ -209,20 +213,20 @@ HEADER = 128
 def reply_of(codec, update=NUMBERS) -> Message:
     """Return client 4's reply of round 9."""
     counts = {"num-examples": 5, "num-steps": 1, "lr-sum": 0.1}
-    reply = Reply(4, 5, 1, 0.1, update, {"delta": update})
-    content = reply_records(reply, Compression(codec, seed=1), {"delta"}, 9, {})
-    content[METRICS] = to_metrics({"partition-id": 4, **counts})
+    metrics = {"partition-id": 4, **counts}
+    reply = Reply(4, 5, 1, 0.1, update, {"delta": update}, metrics)
+    content = encode(reply, Compression(codec, seed=1), {"delta"}, 9, {})
     asked = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
     return Message(content, reply_to=asked)
 
 
 def decode(codec, message: Message, update=NUMBERS) -> Reply:
     like = {name: value.to("meta") for name, value in update.items()}
-    shapes = {"delta": {name: tuple(value.shape) for name, value in update.items()}}
-    names = {"payloads": {"delta"}, "shapes": shapes, "compressed": shapes}
-    compression = Compression(codec, seed=1)
-    expected = ExpectedReply(like, **names, compression=compression, rounds={4: 9}, largest=1e15)
-    return expected.decode(message, 4)
+    shapes = {name: tuple(value.shape) for name, value in update.items()}
+    delta = {"delta": ExpectedPayload(shapes, compressed=True)}
+    codecs, bounds, senders = Compression(codec, seed=1), Bounds(1e15), {4: Sender(round=9)}
+    expected = Expected(like, senders, payloads=delta, bounds=bounds, compression=codecs)
+    return decoded(message, 4, expected)
 
 
 BYTES = [  # of a record of 1001 numbers: data and headers
@@ -374,16 +378,16 @@ def test_a_missing_record_is_refused():
 def test_privacy_that_it_would_break_is_refused_and_the_rest_goes_together():
     secure, up = SecAggPlus(max_examples=50), Compression(Int8())
     with pytest.raises(ConfigError, match=r"masked whole numbers.*strategy/compression=none"):
-        FedAvg(compression=up, secure_aggregation=secure)
+        built(FedAvg, compression=up, secure_aggregation=secure)
     with pytest.raises(ConfigError, match=r"would change it after that \(Int8\).*clipping=server"):
         central(compression=up)
     central(clipping="server", compression=up)
     how = {"model": partial(Regression, SIZE), "rounds": 1, "options": OPTIONS}
     down = {"compression": Compression(down="bfloat16"), "local_lr": 0.1}
     start = {"head.weight": torch.full((1, SIZE), 0.123, dtype=torch.float64)}
-    plain, _ = federate(FedAvg(**down), datasets(), initial=start, **how)
+    plain, _ = federate(built(FedAvg, **down), datasets(), initial=start, **how)
     summed, _ = federate(
-        FedAvg(**down, secure_aggregation=secure), datasets(), initial=start, **how
+        built(FedAvg, **down, secure_aggregation=secure), datasets(), initial=start, **how
     )
     torch.testing.assert_close(summed, plain, rtol=0, atol=1e-6)
 

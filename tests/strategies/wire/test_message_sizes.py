@@ -9,6 +9,7 @@ from fedhet.strategies.modes.systems import Constant
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.wire.compression import BFloat16, Compression, Int8, TopK
 from tests.federation import Regression, federate
+from tests.strategies.sides import built
 from tests.strategies.test_fedbuff import LR, SIZE, STEPS, clients
 
 
@@ -36,7 +37,7 @@ def test_a_round_takes_the_time_of_the_bytes_that_its_messages_have(method, comp
     system = Constant(seconds_per_example=0.0, megabytes_per_second=1.0)
     buffers = [name for name, _ in WithBuffer().named_buffers()]
     how = {"system": system, "compression": compression, "buffers": buffers}
-    strategy = method(local_lr=LR, local_training=STEPS, **how)
+    strategy = built(method, local_lr=LR, local_training=STEPS, **how)
     _, reports = federate(strategy, clients(), model=WithBuffer, rounds=2, options=STEPS)
     before = 0.0
     for report in reports[1:]:

@@ -18,7 +18,7 @@ from fedhet.strategies.base import RefusedReplyError, Reply, ServerSide
 from fedhet.strategies.components.aggregators import NormMean, UniformMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from fedhet.strategies.fedavg import FedAvg
-from fedhet.strategies.feddyn import DRIFT_SUM, FedDynClient, FedDynServer
+from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn, FedDynServer
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.modes.private.clipping import NORM_BIT, AdaptiveNorm, FixedNorm, clip
 from fedhet.strategies.modes.private.differential_privacy import (
@@ -34,16 +34,15 @@ from fedhet.strategies.modes.private.seeded_rng import seeded_numpy
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.scaffold import (
     CONTROL_VARIATE,
-    ControlVariateClient,
-    ControlVariateServer,
+    SCAFFOLD,
 )
-from fedhet.strategies.statistics.soft_labels import SoftLabelClient, SoftLabelServer
+from fedhet.strategies.statistics.soft_labels import SoftLabelClient, SoftLabels
 from fedhet.strategies.wire.records import CONFIG
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.labelled import train
 from tests.strategies.modes.private.test_gaussian_mechanism import exact_epsilon
 from tests.strategies.round.test_round import Forgetful
-from tests.strategies.sides import released, total_of
+from tests.strategies.sides import built, client_side, released, server_side, total_of
 
 SEED = np.random.SeedSequence(0)
 REPEATABLE = {"reproducible_noise": True, "seed": 1}
@@ -209,7 +208,7 @@ def test_epsilon_is_of_the_client_that_was_asked_most_often():
     for side, multiplier, name in (
         (CentralPrivacy(1, 4.0), 4.0, "dp-epsilon"),
         (LocalPrivacyServer(LocalMechanism(epsilon=1.2)), z, "dp-epsilon"),
-        (SoftLabelServer(mechanism=GaussianMechanism(4.0)), 4.0, "soft-label-epsilon"),
+        (server_side(SoftLabels, mechanism=GaussianMechanism(4.0)), 4.0, "soft-label-epsilon"),
     ):
         side.init({"head.weight": torch.zeros(3, 2)})
         for client in (0, 1, 1, 2, 1):
@@ -295,7 +294,7 @@ def central(z=1.0, norm=None, clipping="client", **slots) -> FederatedStrategy:
     norm = norm or FixedNorm(0.3)
     client = ClippingClient(clipping, norm.adaptive)
     server = CentralPrivacy(4, z, norm, clipping, **REPEATABLE)
-    return FederatedStrategy(
+    return built(
         client_sides={"differential_privacy": client, **slots.pop("clients", {})},
         server_sides={"differential_privacy": server, **slots.pop("servers", {})},
         **{"aggregator": UniformMean(), "local_lr": 0.1, **slots},
@@ -333,7 +332,7 @@ def test_a_rounded_upload_is_longer_than_the_norm_and_no_longer_than_the_noise_i
 
 def test_a_norm_that_clips_nobody_and_no_noise_is_the_plain_round():
     found, _ = train(central(0.0, FixedNorm(1e6)), rounds=1)
-    expected, _ = train(FedAvg(aggregator=UniformMean(), local_lr=0.1), rounds=1)
+    expected, _ = train(built(FedAvg, aggregator=UniformMean(), local_lr=0.1), rounds=1)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
 
 
@@ -343,7 +342,7 @@ def test_no_norm_of_a_single_upload_raises_an_alarm(clipping):
     labels = [1.0, 1.1, 1.2, 100.0]
     ones = torch.ones(4, 1, dtype=torch.float64)
     data = [TensorBatches(ones, b * ones[:, 0]) for b in labels]
-    plain = FedAvg(aggregator=UniformMean(), local_lr=0.1)
+    plain = built(FedAvg, aggregator=UniformMean(), local_lr=0.1)
     alarms = []
     for strategy in (plain, central(0.0, FixedNorm(1e6), clipping)):
         _, reports = federate(strategy, data, model=lambda: Regression(1), rounds=1)
@@ -352,8 +351,8 @@ def test_no_norm_of_a_single_upload_raises_an_alarm(clipping):
 
 
 COUPLED = {
-    "scaffold": (CONTROL_VARIATE, ControlVariateClient(), ControlVariateServer(), None),
-    "feddyn": (DRIFT_SUM, FedDynClient(0.1), ServerSide(), FedDynServer(0.1)),
+    "scaffold": (CONTROL_VARIATE, client_side(SCAFFOLD), server_side(SCAFFOLD), None),
+    "feddyn": (DRIFT_SUM, client_side(FedDyn, alpha=0.1), ServerSide(), FedDynServer(0.1)),
 }
 
 
@@ -368,7 +367,7 @@ def test_what_the_server_adds_up_is_what_the_clients_keep(where, method):
         "central": (ClippingClient(), CentralPrivacy(4, 0.0, FixedNorm(0.05), **REPEATABLE)),
         "local": (LocalPrivacyClient(mechanism), LocalPrivacyServer(mechanism)),
     }
-    strategy = FederatedStrategy(
+    strategy = built(
         client_sides={method: client, "differential_privacy": parts[where][0]},
         server_sides={method: server, "differential_privacy": parts[where][1]},
         aggregator=UniformMean(),
@@ -388,7 +387,7 @@ def test_what_the_server_adds_up_is_what_the_clients_keep(where, method):
 
 
 def soft_labels(z: float) -> dict:
-    client, server = SoftLabelClient(GaussianMechanism(z)), SoftLabelServer()
+    client, server = SoftLabelClient(GaussianMechanism(z)), server_side(SoftLabels)
     return {"clients": {"soft_labels": client}, "servers": {"soft_labels": server}}
 
 

@@ -16,15 +16,14 @@ from torch import Tensor
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.modes.private.clipping import AdaptiveNorm, FixedNorm, arrays_of
 from fedhet.strategies.modes.private.differential_privacy import CentralPrivacy, ClippingClient
 from fedhet.strategies.modes.private.gaussian_mechanism import epsilon_of
 from fedhet.strategies.round.registration import FederationConfig
-from fedhet.strategies.scaffold import ControlVariateClient, ControlVariateServer
+from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.modes.private.test_gaussian_mechanism import exact_epsilon
-from tests.strategies.sides import released
+from tests.strategies.sides import built, client_side, released, server_side
 
 N, ROUNDS, NORM, ODD = 8, 6, 0.3, 3
 DATA = [
@@ -59,8 +58,8 @@ def run(sampler, *, absent: Collection[int] = (), scaffold=False, adaptive=False
     norm = AdaptiveNorm(NORM, lr=1.0) if adaptive else FixedNorm(NORM)
     side = Recorder(N, 0.0, norm, participation=sampler.participation)
     client = ClippingClient(adaptive=adaptive)
-    more = {"scaffold": (ControlVariateClient(), ControlVariateServer())} if scaffold else {}
-    strategy = FederatedStrategy(
+    more = {"scaffold": (client_side(SCAFFOLD), server_side(SCAFFOLD))} if scaffold else {}
+    strategy = built(
         client_sides={"privacy": client, **{name: pair[0] for name, pair in more.items()}},
         server_sides={"privacy": side, **{name: pair[1] for name, pair in more.items()}},
         aggregator=UniformMean(),

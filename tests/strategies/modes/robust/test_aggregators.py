@@ -17,7 +17,7 @@ from fedhet.strategies.modes.robust.distances import squared_distances
 from fedhet.strategies.modes.robust.fltrust import FLTrust
 from fedhet.strategies.modes.robust.geometric_median import GeometricMedian
 from fedhet.strategies.modes.robust.selection import Bulyan, Krum, MultiKrum
-from fedhet.strategies.round.reply_fold import SumRule, sum_of
+from fedhet.strategies.round.reply_fold import Weights, sum_of
 
 SHAPES = {"body.weight": (5, 3), "head.bias": (4,)}
 
@@ -36,7 +36,7 @@ def replies_of(vectors, payloads=None, buffers=None) -> list[Reply]:
 
 def combined(aggregator, replies, round=1):
     names = replies[0].payloads
-    total = sum_of(replies, SumRule("clients", names))
+    total = sum_of(replies, Weights("clients"), names)
     return aggregator.combine({}, total, replies, round)
 
 

@@ -15,7 +15,6 @@ from fedhet.server_app.root_set import root_set_of
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.fedavg import FedAvg
-from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fednova import FedNovaClient, FedNovaServer
 from fedhet.strategies.modes.robust.clipping import CenteredClipping
 from fedhet.strategies.modes.robust.coordinates import Median
@@ -27,6 +26,7 @@ from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.wire.records import METRICS
 from tests.federation import Regression, TensorBatches, federate
 from tests.recipes import overrides, run_recipe
+from tests.strategies.sides import built
 
 
 def clients(count=6, size=3) -> list[TensorBatches]:
@@ -67,10 +67,10 @@ def error_of(params) -> float:
 def test_a_scaled_update_ruins_the_mean_and_not_the_median():
     tamper = lying("update", -100.0)
     slots = {"local_lr": 0.3}
-    ruined, reports = run(FedAvg(aggregator=UniformMean(), **slots), tamper)
+    ruined, reports = run(built(FedAvg, aggregator=UniformMean(), **slots), tamper)
     assert error_of(ruined) > 100
     assert [list(report.alarms) for report in reports[1:]] == [[1]] * 6  # replies only summed
-    kept, reports = run(FedAvg(aggregator=Krum(1), **slots), tamper)
+    kept, reports = run(built(FedAvg, aggregator=Krum(1), **slots), tamper)
     assert error_of(kept) < 0.3
     assert all(1 in report.left_out for report in reports[1:])
     row = reports[1].row()
@@ -83,7 +83,7 @@ def test_a_scaled_update_ruins_the_mean_and_not_the_median():
 def test_scaffolds_c_is_protected_from_a_lie_in_it_alone_and_the_alarm_sees_it():
     tamper, shown = lying("control_variate_delta", -1000.0), {}
     for name, aggregator in (("mean", UniformMean()), ("median", Median()), ("krum", Krum(1))):
-        params, reports = run(SCAFFOLD(aggregator=aggregator, local_lr=0.1), tamper)
+        params, reports = run(built(SCAFFOLD, aggregator=aggregator, local_lr=0.1), tamper)
         shown[name] = error_of(params)
         assert 1 in reports[1].alarms, name  # of the mean's replies there are only norms
         assert 1 not in reports[0].alarms
@@ -92,10 +92,10 @@ def test_scaffolds_c_is_protected_from_a_lie_in_it_alone_and_the_alarm_sees_it()
 
 @pytest.mark.slow
 def test_the_centre_survives_a_restart():
-    whole, _ = run(FedAvg(aggregator=CenteredClipping(), local_lr=0.1))
-    first = FedAvg(aggregator=CenteredClipping(), local_lr=0.1)
+    whole, _ = run(built(FedAvg, aggregator=CenteredClipping(), local_lr=0.1))
+    first = built(FedAvg, aggregator=CenteredClipping(), local_lr=0.1)
     half, _ = federate(first, clients(), model=lambda: Regression(3), rounds=3)
-    again = FedAvg(aggregator=CenteredClipping(), local_lr=0.1)
+    again = built(FedAvg, aggregator=CenteredClipping(), local_lr=0.1)
     again.restore(first.snapshot())
     resumed, _ = run(again, initial=half)
     assert torch.equal(whole["head.weight"], resumed["head.weight"])
@@ -107,7 +107,7 @@ def test_too_few_replies_leave_the_model_and_end_the_run():
         return None if metrics and metrics["partition-id"] > 2 else reply
 
     with pytest.raises(RuntimeError, match=r"fewer valid replies than the 5 that strategy\.aggreg"):
-        run(FedAvg(aggregator=Krum(1), local_lr=0.1), lost)
+        run(built(FedAvg, aggregator=Krum(1), local_lr=0.1), lost)
 
 
 MODEL = ServerModel(Regression(3), (3,), 1)
@@ -124,12 +124,15 @@ class _Own:
     ("make", "words"),
     [
         (
-            lambda: SCAFFOLD(aggregator=FLTrust(), server_model=MODEL),
+            lambda: built(SCAFFOLD, aggregator=FLTrust(), server_model=MODEL),
             "FLTrust trains on the root set without.*control",
         ),
-        (lambda: FedAvg(aggregator=Median(), output=_Own()), "made of the clients' single models"),
         (
-            lambda: FederatedStrategy(
+            lambda: built(FedAvg, aggregator=Median(), output=_Own()),
+            "made of the clients' single models",
+        ),
+        (
+            lambda: built(
                 client_sides={"fednova": FedNovaClient()},
                 server_sides={"fednova": FedNovaServer()},
                 aggregator=Median(),
@@ -207,7 +210,7 @@ def test_a_site_that_claims_too_many_examples_silences_nobody_but_itself():
         return reply
 
     for aggregator in (Median(), UniformMean()):
-        params, reports = run(FedAvg(aggregator=aggregator, local_lr=0.5), tamper=claim)
+        params, reports = run(built(FedAvg, aggregator=aggregator, local_lr=0.5), tamper=claim)
         for report in reports[1:]:
             assert set(report.clients) >= {1, 2, 3, 4, 5}
             assert all(said.startswith("client 0: ") for said in report.failures)

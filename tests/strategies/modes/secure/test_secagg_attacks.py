@@ -24,6 +24,7 @@ from fedhet.strategies.modes.secure.shares import (
 )
 from tests.strategies.labelled import assert_same, blobs, train
 from tests.strategies.modes.secure.test_secure_aggregation import VECTORS, answered, losing
+from tests.strategies.sides import built
 
 BAD, ALL, HONEST = 2, [0, 1, 2, 3, 4], [0, 1, 3, 4]
 SECURE = SecAggPlus(max_examples=50)
@@ -73,7 +74,7 @@ def first(change: Callable) -> Callable:
 
 @lru_cache
 def without_attack(*lost: tuple[int, str]):
-    strategy = FedAvg(local_lr=0.1, secure_aggregation=SECURE)
+    strategy = built(FedAvg, local_lr=0.1, secure_aggregation=SECURE)
     found, _ = train(strategy, rounds=1, data=DATA, tamper=losing(*lost))
     return found
 
@@ -137,7 +138,7 @@ TOO_LATE = [
 @pytest.mark.parametrize(("stage", "change", "reason"), COSTS_IT_THE_ROUND)
 def test_it_costs_the_attacker_the_round(stage, change, reason):
     """To the bit, the others' sum is what it is without the attacker."""
-    strategy = FedAvg(local_lr=0.1, secure_aggregation=SECURE)
+    strategy = built(FedAvg, local_lr=0.1, secure_aggregation=SECURE)
     found, [*_, report] = train(strategy, 1, data=DATA, tamper=attacking(stage, change))
     assert list(report.clients) == HONEST
     (failure,) = report.failures
@@ -150,7 +151,7 @@ def test_it_costs_the_attacker_the_round(stage, change, reason):
 @pytest.mark.parametrize(("change", "reason"), TOO_LATE)
 def test_a_bad_share_at_the_end_changes_nothing_and_is_named(change, reason):
     """Its vector is in the sum already."""
-    strategy = FedAvg(local_lr=0.1, secure_aggregation=SECURE)
+    strategy = built(FedAvg, local_lr=0.1, secure_aggregation=SECURE)
     found, [*_, report] = train(strategy, 1, data=DATA, tamper=attacking(UNMASK, change))
     assert list(report.clients) == ALL
     (failure,) = report.failures
@@ -169,7 +170,7 @@ def test_a_bad_share_at_the_end_changes_nothing_and_is_named(change, reason):
 )
 def test_two_clients_that_disagree_are_no_neighbours_and_nobody_is_lost(tamper):
     """Nobody can tell which of the two lies, and nobody has to."""
-    strategy = FedAvg(local_lr=0.1, secure_aggregation=SECURE)
+    strategy = built(FedAvg, local_lr=0.1, secure_aggregation=SECURE)
     found, [*_, report] = train(strategy, 1, data=DATA, tamper=tamper)
     assert list(report.clients) == ALL
     assert report.failures == []
@@ -208,7 +209,7 @@ def test_shares_of_noise_cost_the_attacker_the_round(bad_shares):
         "odd seed": attacking(SHARES, setting(SEED_HASH, odd)),
         "key": losing((BAD, VECTORS)),
     }[bad_shares]
-    strategy = FedAvg(local_lr=0.1, secure_aggregation=SECURE)
+    strategy = built(FedAvg, local_lr=0.1, secure_aggregation=SECURE)
     found, [*_, report] = train(strategy, 1, data=DATA, tamper=tamper)
     assert list(report.clients) == HONEST
     (failure,) = report.failures
@@ -220,7 +221,7 @@ def test_shares_of_noise_cost_the_attacker_the_round(bad_shares):
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [setting(SEEDS, []), setting(SEEDS, [b"1"])])
 def test_a_second_attacker_that_hides_its_seeds_costs_the_round_and_no_more(change):
-    strategy = FedAvg(local_lr=0.1, secure_aggregation=SECURE)
+    strategy = built(FedAvg, local_lr=0.1, secure_aggregation=SECURE)
     broken = attacking(SHARES, setting(SEED_HASH, flipped))
 
     def tamper(message: Message) -> Message:

@@ -15,11 +15,9 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import RefusedReplyError, Reply, ServerSide
+from fedhet.strategies.base import Reads, RefusedReplyError, Reply, ServerSide
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.feddw import FedDW
-from fedhet.strategies.federated import FederatedStrategy
-from fedhet.strategies.modes.checks import reply_layout
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.modes.secure.exchanges import SecAggWire
 from fedhet.strategies.modes.secure.reply_vector import Layout
@@ -28,11 +26,12 @@ from fedhet.strategies.modes.systems import Constant
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.statistics.soft_labels import SOFT_LABELS
-from fedhet.strategies.wire.border import ExpectedReply
+from fedhet.strategies.wire.border import Expected, Sender, decode
 from fedhet.strategies.wire.messages import TIMEOUT
 from fedhet.strategies.wire.records import config_of
 from tests.federation import InProcessGrid
 from tests.strategies.labelled import Biasless, blobs, train
+from tests.strategies.sides import built
 
 SECURE = SecAggPlus(max_examples=50)
 VECTORS = Stage.COLLECT_MASKED_VECTORS
@@ -73,8 +72,8 @@ def losing(*lost: tuple[int, str]):
 @pytest.mark.slow
 def test_fewer_steps_are_coarser_and_still_within_the_bound():
     coarse = SecAggPlus(max_examples=50, clipping_range=2.0, quantization_range=1 << 12)
-    expected, _ = train(FedAvg(local_lr=0.1), rounds=1)
-    found, _ = train(FedAvg(local_lr=0.1, secure_aggregation=coarse), rounds=1)
+    expected, _ = train(built(FedAvg, local_lr=0.1), rounds=1)
+    found, _ = train(built(FedAvg, local_lr=0.1, secure_aggregation=coarse), rounds=1)
     worst = max(float((found[name] - expected[name]).abs().max()) for name in expected)
     assert 0.05 * coarse.step(4) < worst < bound(coarse)
 
@@ -85,7 +84,7 @@ def test_a_class_that_nobody_holds_keeps_its_row():
     for client in data:
         client.labels[client.labels == 1] = 0
     odd = SecAggPlus(max_examples=49, clipping_range=3.3)
-    strategy = FedDW(0.5, local_lr=0.1, secure_aggregation=odd)
+    strategy = built(FedDW, mu=0.5, local_lr=0.1, secure_aggregation=odd)
     train(strategy, rounds=1, data=data)
     matrix = strategy.server_sides["soft_labels"].broadcast(0)[SOFT_LABELS]["means"]
     assert matrix[1].tolist() == [0.0, 1.0, 0.0]
@@ -100,7 +99,7 @@ def global_states() -> tuple:
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_leaves_the_global_states():
     before = global_states()
-    strategies = (FedAvg(local_lr=0.1, secure_aggregation=SECURE) for _ in range(2))
+    strategies = (built(FedAvg, local_lr=0.1, secure_aggregation=SECURE) for _ in range(2))
     assert_close(*(train(strategy, rounds=1)[0] for strategy in strategies), atol=0.0)
     assert global_states() == before
 
@@ -108,17 +107,19 @@ def test_the_same_seed_gives_the_same_bits_and_leaves_the_global_states():
 @pytest.mark.slow
 def test_the_server_never_sees_a_single_update():
     seen, plain = [], {}
-    strategy = FedAvg(local_lr=0.1, secure_aggregation=SECURE)
+    strategy = built(FedAvg, local_lr=0.1, secure_aggregation=SECURE)
     params, _ = train(strategy, rounds=1, tamper=lambda m: seen.append(m) or m)
-    layout = reply_layout(strategy.client_sides, strategy.server_step, SECURE, params)
+    layout = Layout.of_round(
+        strategy.client_sides, strategy.server_step, params, SECURE.max_examples
+    )
 
     def keep(message: Message) -> Message:
         client = message.metadata.src_node_id - 1000
         if message.has_content() and "update" in message.content:
-            plain[client] = ExpectedReply(params).decode(message, client)
+            plain[client] = decode(message, client, Expected(params, {client: Sender()}))
         return message
 
-    train(FedAvg(local_lr=0.1), rounds=1, tamper=keep)
+    train(built(FedAvg, local_lr=0.1), rounds=1, tamper=keep)
     rounds, roll_call = ([m for m in seen if bool(answered(m)) == asked] for asked in (True, False))
     assert len(rounds) == 20  # four clients, five exchanges
     assert all(set(message.content) == {RECORD_KEY_CONFIGS} for message in rounds)
@@ -158,10 +159,10 @@ def test_a_lost_or_unreadable_answer_costs_that_client_only(stage):
     lost = losing((2, stage))
     in_the_sum = stage == Stage.UNMASK
     plain = (lambda message: message) if in_the_sum else lost
-    expected, _ = train(FedAvg(local_lr=0.1), rounds=1, tamper=plain)
+    expected, _ = train(built(FedAvg, local_lr=0.1), rounds=1, tamper=plain)
     unreadable = changing(2, stage, lambda _: 7 if stage == Stage.SETUP else [b"nothing"])
     for tamper in (lost, unreadable):
-        strategy = FedAvg(local_lr=0.1, secure_aggregation=SECURE)
+        strategy = built(FedAvg, local_lr=0.1, secure_aggregation=SECURE)
         found, [*_, report] = train(strategy, rounds=1, tamper=tamper)
         assert_close(found, expected, atol=bound())
         assert list(report.clients) == ([0, 1, 2, 3] if in_the_sum else [0, 1, 3])
@@ -175,7 +176,7 @@ def test_two_clients_lost_at_different_exchanges_with_five():
     lost = losing((1, Stage.SHARE_KEYS), (3, VECTORS))
     results = []
     for secure in (None, SECURE):
-        strategy = SCAFFOLD(local_lr=0.1, secure_aggregation=secure)
+        strategy = built(SCAFFOLD, local_lr=0.1, secure_aggregation=secure)
         found, reports = train(strategy, rounds=2, data=blobs(5), tamper=lost)
         results.append(found)
         assert list(reports[-1].clients) == [0, 2, 4]
@@ -192,7 +193,7 @@ def test_two_clients_lost_at_different_exchanges_with_five():
     ],
 )
 def test_without_a_sum_the_model_stays_and_the_reason_is_said(tamper, reason):
-    strategy = FedAvg(secure_aggregation=SecAggPlus(reconstruction_threshold=0.8))
+    strategy = built(FedAvg, secure_aggregation=SecAggPlus(reconstruction_threshold=0.8))
     found, reports = train(strategy, rounds=1, tamper=tamper)
     start = Biasless().state_dict()
     assert_close(found, {name: start[name] for name in found}, atol=0.0)
@@ -204,7 +205,7 @@ def test_without_a_sum_the_model_stays_and_the_reason_is_said(tamper, reason):
 @pytest.mark.parametrize("stage", [*ANSWERS.values()])
 def test_two_clients_are_never_summed_alone(stage):
     """From the sum and its own part each would know the other's; two of three share every key."""
-    strategy = FedAvg(secure_aggregation=SECURE)
+    strategy = built(FedAvg, secure_aggregation=SECURE)
     found, reports = train(strategy, rounds=1, data=blobs(3), tamper=losing((1, stage)))
     if stage == Stage.UNMASK:  # its vector is in the sum already
         assert list(reports[-1].clients) == [0, 1, 2]
@@ -217,20 +218,23 @@ def test_two_clients_are_never_summed_alone(stage):
 @pytest.mark.slow
 def test_a_round_to_which_nobody_came_has_no_sum():
     layout = Layout({"w": (2,)}, {}, {}, frozenset(), "clients", 50)
-    exchanged = SecAggPlus(max_examples=50).exchange(Mock(), {}, layout, 1, 1.0)
-    assert (exchanged.replies, exchanged.rounding) == ([], 0.0)
+    training = Mock(messages={}, timeout=1.0, number=1)
+    sent = SecAggPlus(max_examples=50).send(Mock(), training, layout)
+    assert (sent.replies, sent.failures) == ([], [])
 
 
 @pytest.mark.slow
 def test_a_client_does_not_send_nan_and_counts_what_is_cut_off():
     data = blobs()
     data[1].inputs[0, 0] = math.nan
-    found, reports = train(FedAvg(local_lr=0.1, secure_aggregation=SECURE), rounds=1, data=data)
+    found, reports = train(
+        built(FedAvg, local_lr=0.1, secure_aggregation=SECURE), rounds=1, data=data
+    )
     assert list(reports[-1].clients) == [0, 2, 3]
     assert "NaN or Inf" in reports[-1].failures[0]
     assert all(bool(value.isfinite().all()) for value in found.values())
     fair = SecAggPlus(max_examples=50, clipping_range=1.0)
-    _, reports = train(FedAvg(local_lr=1.1, secure_aggregation=fair), rounds=1)
+    _, reports = train(built(FedAvg, local_lr=1.1, secure_aggregation=fair), rounds=1)
     assert 0 < reports[-1].metrics["clipped-share"] < 0.2
 
 
@@ -257,16 +261,16 @@ def test_a_client_refuses_settings_that_are_not_the_recipes():
 
 
 class Reader(ServerSide):
-    keeps_replies = True
-
     def receive(self, params, replies):
         self.first = replies[0]
         return replies
 
 
 class Watcher:
-    def __init__(self, keeps_replies: bool) -> None:
-        self.keeps_replies = keeps_replies
+    key = "watcher"
+
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
 
     def __call__(self, params, total, replies, cohort):
         pass
@@ -275,18 +279,21 @@ class Watcher:
 @pytest.mark.parametrize(
     ("slots", "why"),
     [
-        ({"observers": [Watcher(keeps_replies=True)]}, r"observers Watcher: .*one by one"),
+        ({"observers": [Watcher(Reads.REPLIES)]}, "watcher Watcher reads single replies"),
         ({"evaluate_on_clients": True}, r"evaluation\.clients"),
         ({"client_metrics": ClientMetrics(per_client=True)}, r"evaluation\.per_client=true"),
-        ({"system": Constant()}, r"system: under .*does not know how many examples"),
-        ({"server_sides": {"reader": Reader()}}, r"Reader: it reads the .*replies one by one"),
+        ({"system": Constant()}, r"system and strategy/secure_aggregation"),
+        (
+            {"server_sides": {"reader": Reader()}},
+            r"server_sides\.reader Reader reads single replies",
+        ),
     ],
 )
 def test_parts_that_read_single_replies_are_refused_and_why(slots, why):
     with pytest.raises(ConfigError, match=why):
-        FederatedStrategy(**slots, secure_aggregation=SECURE)
-    reads_sums = {"server_sides": {"keeper": ServerSide()}, "observers": [Watcher(False)]}
-    FederatedStrategy(**reads_sums, secure_aggregation=SECURE)
+        built(**slots, secure_aggregation=SECURE)
+    reads_sums = {"server_sides": {"keeper": ServerSide()}, "observers": [Watcher(Reads.SUM)]}
+    built(**reads_sums, secure_aggregation=SECURE)
 
 
 def test_a_value_out_of_range_is_refused_by_its_key():
