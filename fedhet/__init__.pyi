@@ -1,1 +1,1 @@
-from fedhet.public_names import *
+from fedhet.public_names import *  # noqa: F403

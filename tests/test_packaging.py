@@ -99,9 +99,7 @@ def test_the_bundle_holds_the_code_and_the_recipes_and_nothing_else():
         path
         for path in files
         if path.startswith(tuple(f"{package}/" for package in PACKAGES))
-        and (
-            path.endswith(".py") or (path.startswith("conf/") and path.endswith((".yaml", ".json")))
-        )
+        and path.endswith((".py", ".yaml", ".json") if path.startswith("conf/") else ".py")
     } | {"fedhet/__init__.py", "fedhet/public_names.py"}
     wanted |= {name for name in files if re.fullmatch(r"reproductions/\w+/conf/.+\.yaml", name)}
     assert {path.relative_to(ROOT).as_posix() for path in experiment_files().values()} <= wanted
