@@ -115,7 +115,7 @@ def own_names(words: Iterable[str]) -> list[str]:
 
 
 def is_taken(name: str) -> bool:
-    """Return whether rows or summaries mean something else by this name, or by its beginning."""
+    """Return whether rows or summaries use this name, or its beginning, for something else."""
     return name in METRICS or name in _TAKEN or name.startswith((BEST, "num_", *_PREFIXES))
 
 
@@ -279,18 +279,18 @@ def metric_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for row in rows:
         if "loss" in row or f"{CLIENT}loss" in row:
             last = {}
-        for name, value in row.items():
-            if is_of_new_model(name, own) and value is not None:
-                last[name] = float(value)
-                choose = max if larger_is_better(name) else min
-                best[name] = choose(best.get(name, last[name]), last[name])
+        for figure, value in row.items():
+            if is_of_new_model(figure, own) and value is not None:
+                last[figure] = float(value)
+                choose = max if larger_is_better(figure) else min
+                best[figure] = choose(best.get(figure, last[figure]), last[figure])
     found: dict[str, float] = {}
-    for text, value in best.items():
-        if text in last:
-            found[text] = last[text]
-        read = MetricName.read(text)
-        if read.class_name is None and read.metric is not None:
-            found[f"{BEST}{text}"] = value
+    for figure, value in best.items():
+        if figure in last:
+            found[figure] = last[figure]
+        name = MetricName.read(figure)
+        if name.class_name is None and name.metric is not None:
+            found[f"{BEST}{figure}"] = value
     return found
 
 

@@ -54,7 +54,7 @@ TABLE = """
  | diagnostics.cka_clients | 2 10 | 1 abc null
  | checkpoint.every | 0 1 | -1 true abc null
  | checkpoint.best | true false accuracy loss | f1 acuracy 3 null
- evaluation.metrics=[f1] | checkpoint.best | f1 received_f1 | client_f1 mae
+ evaluation.metrics=[f1] | checkpoint.best | f1 | received_f1 client_f1 mae
  strategy/secure_aggregation=secagg_plus | early_stopping.metric | received_loss | f1
  strategy/differential_privacy=local | early_stopping.metric | loss | received_loss
  strategy/differential_privacy=local | evaluation.model | global | clients both

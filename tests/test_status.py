@@ -158,7 +158,7 @@ def test_a_run_of_a_deployment_may_be_resumed_from_a_folder_that_does_not_hold_i
     words = ("resume=true", f"results_dir={tmp_path / 'run'}")
     folder = launch._prepare_results_dir(compose_overrides((*words, "runtime=deployment")))
     assert folder == tmp_path / "run"
-    with pytest.raises(ConfigError, match="holds no run: leave resume out"):
+    with pytest.raises(ConfigError, match="holds no run"):
         launch._prepare_results_dir(compose_overrides(words))
 
 
@@ -210,7 +210,7 @@ def test_a_run_that_another_process_is_in_is_not_resumed_beside_it(tmp_path, mon
     command = [sys.executable, "-c", HOLDING, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match="in use: another process runs in it"):
+        with pytest.raises(ConfigError, match="in use"):
             run_recipe(tmp_path, *words)
         with launch._only_launcher(tmp_path, resuming=True):
             pass  # it may follow the run, whose server has the other lock
@@ -228,7 +228,7 @@ def test_a_folder_has_one_launcher_at_a_time_and_a_new_run_an_empty_one(tmp_path
         assert other.stdout.readline() == b"held\n"
         for resuming in (False, True):
             with (
-                pytest.raises(ConfigError, match="in use: another process runs in it"),
+                pytest.raises(ConfigError, match="in use"),
                 launch._only_launcher(tmp_path, resuming=resuming),
             ):
                 pass

@@ -77,9 +77,9 @@ def test_the_server_keeps_the_mean_of_all_clients(up):
         (["strategy=[feddyn,fedexp]"], "both replace the aggregator"),
         (
             ["strategy=feddyn", "strategy/aggregator=weighted_mean"],
-            "needs strategy/aggregator=uniform",
+            "strategy/aggregator",
         ),
-        (["strategy=feddyn", "strategy/server_optimizer=adam"], "needs .*server_optimizer=feddyn"),
+        (["strategy=feddyn", "strategy/server_optimizer=adam"], "strategy/server_optimizer"),
     ],
 )
 def test_what_it_cannot_be_combined_with(words, message):

@@ -277,9 +277,9 @@ def test_a_second_pass_does_not_remember_the_first():
 @pytest.mark.parametrize(
     ("name", "kind", "classes", "reason"),
     [
-        ("mae", "classification", 10, "no metric of a classification.*allowed: accuracy, .*f1"),
-        ("f1", "regression", 0, "no metric of a regression.*allowed: mae"),
-        ("auroc", "segmentation", 3, "no metric of a segmentation.*dice"),
+        ("mae", "classification", 10, "metric of a classification.*allowed: accuracy, .*f1"),
+        ("f1", "regression", 0, "metric of a regression.*allowed: mae"),
+        ("auroc", "segmentation", 3, "metric of a segmentation.*dice"),
         ("top5_accuracy", "classification", 5, "always 1 with the 5 classes"),
     ],
 )
@@ -321,7 +321,7 @@ def test_logits_between_0_and_1_are_logits_whatever_their_batch(name):
 
 def test_a_regression_with_other_outputs_than_targets_has_no_metrics():
     found = MetricSet(["mae"], Predictions("regression"))
-    with pytest.raises(ConfigError, match=r"shape \(4,\), and the outputs have \(4, 2\)"):
+    with pytest.raises(ConfigError, match=r"shape \(4,\).*outputs.*\(4, 2\)"):
         found.update(torch.zeros(4, 2), torch.zeros(4))
 
 

@@ -180,9 +180,9 @@ def test_a_last_layer_that_does_not_make_the_logits_is_not_taken_for_the_classif
     ("build", "options", "message"),
     [
         (nn.ReLU, {}, "ReLU has no linear layer or convolution .*task.classifier"),
-        (network, {"classifier": "fc"}, "task.classifier=fc is no module of the model; it has: 0,"),
+        (network, {"classifier": "fc"}, "task.classifier=fc .*it has: 0,"),
         (network, {"classifier": "1"}, None),
-        (shared_classifier, {"classifier": "2"}, "is used by the names 0, 2"),
+        (shared_classifier, {"classifier": "2"}, "names 0, 2"),
         (tied_classifier, {}, "the classifier 2 shares its tensors with 0.weight.*untie them"),
         (lazy, {}, r"no size yet: 0 \(LazyLinear\), 1 \(LazyBatchNorm1d\)\. .*input_shape"),
         (lazy_once_called, {}, None),
@@ -192,7 +192,7 @@ def test_a_last_layer_that_does_not_make_the_logits_is_not_taken_for_the_classif
         (
             network,
             {"model_options": {"width": 3}},
-            "options has width, and .* takes: nothing",
+            "options has width.* takes: nothing",
         ),
         (nn.ReLU, {"head_init": "orthogonal"}, "no linear layer"),
         (two_outputs, {}, "returned a tuple: it must return a tensor, the logits"),
@@ -425,7 +425,7 @@ def test_a_regressions_targets_are_partitioned_by_tenths_and_have_no_classes():
     assert torch.allclose(targets, 2 * inputs[:, 0])
     counts = task.class_counts()
     assert counts.sum(axis=0).tolist() == [10] * 10
-    with pytest.raises(ConfigError, match="regression has no examples by class"):
+    with pytest.raises(ConfigError, match="task\.kind=regression"):
         train.class_counts()
 
 
@@ -505,14 +505,14 @@ IMAGE = {"img": torch.ones(4), "label": 1}
         (lambda: (np.ones((3, 4)), LABELS), {}, "with a ndarray for train: .*inputs, targets"),
         (lambda: ("/data/x.csv", None), {}, "with a str for train"),
         (lambda: (Endless(), None), {}, "gave a Endless: it must give a tuple of arrays"),
-        (lambda: (WEIGHTED, None), {}, "WeightedRandomSampler, and fedhet draws them itself"),
-        (lambda: (BATCHED, None), {}, "OwnBatches, and fedhet draws them itself"),
-        (lambda: (MINE, None), {}, "with a SubsetRandomSampler, and .*Subset for a part of it"),
+        (lambda: (WEIGHTED, None), {}, "WeightedRandomSampler"),
+        (lambda: (BATCHED, None), {}, "OwnBatches"),
+        (lambda: (MINE, None), {}, "SubsetRandomSampler.*Subset for a part of it"),
         (lambda: (FIRST, None), {}, "with a SequentialSampler of a part of them, or with repet"),
         (lambda: (DataLoader(Unsized()), None), {}, "DataLoader of a Unsized: .* with a length"),
         (lambda: (DRAWN, None), {}, "with a RandomSampler of a part of them, or with repetitions"),
         (lambda: ((np.ones((3, 4)), np.ones(2)), None), {}, "3 inputs and 2 targets"),
-        (lambda: ((np.ones((3, 4)), np.array([0, 1, 3])), None), {}, "labels run from 0 to 3, and"),
+        (lambda: ((np.ones((3, 4)), np.array([0, 1, 3])), None), {}, "labels run from 0 to 3"),
         (arrays(labels=LABELS[:, None]), {}, r"labels have the shape \(3, 1\): it must be \(n,\)"),
         (arrays(labels=np.eye(3)), {}, r"labels have the shape \(3, 3\): it must be \(n,\)"),
         (
@@ -531,12 +531,12 @@ IMAGE = {"img": torch.ones(4), "label": 1}
         (arrays(labels=torch.ones(3, dtype=torch.complex64)), {}, "targets are torch.complex64"),
         (arrays(np.ma.masked_equal(np.eye(3), 1)), {}, "inputs have masked values: fill them"),
         (arrays(torch.eye(3).to_sparse()), {}, r"a sparse tensor: give inputs\.to_dense"),
-        (lambda: ([LISTS, [0, 1, 2]], None), {}, r"a pair of lists is a tuple \(inputs, targets"),
-        (arrays([[1.0], [2.0, 3.0], []]), {}, "inputs cannot be made an array: .* inhomogeneous"),
+        (lambda: ([LISTS, [0, 1, 2]], None), {}, r"tuple \(inputs, targets"),
+        (arrays([[1.0], [2.0, 3.0], []]), {}, "inputs .*array: .* inhomogeneous"),
         (rows((np.ones(4), 1), (np.ones(3), 2)), {}, "cannot be put into a batch: stack expects"),
         (rows((Image.new("L", (2, 2)), 1)), {}, "cannot be put into a batch: .*ToTensor"),
         (rows({"a": torch.ones(4), "b": 1}), {}, "an example has a, b: name its input and its"),
-        (rows(IMAGE), {"columns": ["img", "lbl"]}, "names lbl, and an example has img, label"),
+        (rows(IMAGE), {"columns": ["img", "lbl"]}, "task\.columns names lbl.*img, label"),
         (rows((torch.ones(4), 1, 2)), {}, "a batch is a list: it must be .inputs, targets."),
         (rows(("text", 1)), {}, "both must be tensors"),
         (
@@ -544,8 +544,8 @@ IMAGE = {"img": torch.ones(4), "label": 1}
             {},
             "needs count: .*data_options, or .*of classes, client_id",
         ),
-        (everything, {"data_options": {"n": 1}}, "data_options has n, and .*everything takes"),
-        (everything, {"classes": ["a", "b"]}, "labels run from 0 to 2, and the model has 2"),
+        (everything, {"data_options": {"n": 1}}, "data_options has n.*everything takes"),
+        (everything, {"classes": ["a", "b"]}, "labels run from 0 to 2"),
         (lambda client_id: ((np.ones((0, 4)), np.ones(0)), None), {}, "no training example"),
     ],
 )
@@ -730,7 +730,7 @@ def test_targets_that_are_no_numbers_are_refused_with_their_row():
     given = (np.ones((3, 2)), np.array([1.0, np.nan, 2.0]))
     for data in (given, TensorDataset(*map(torch.as_tensor, given))):
         task = task_of(lambda client_id, d=data: (d, None), clients=1, kind="regression")
-        with pytest.raises(ConfigError, match=r"the target nan, of example 1"):
+        with pytest.raises(ConfigError, match=r"target of example 1 .*nan"):
             list(task.client_data(0)[0].batches(3, generator=None, train=False))
     with pytest.raises(ConfigError, match=r"gave a dict: it must give a tuple of arrays"):
         task_of(lambda client_id: ({"x": [1], "y": [0]}, None), clients=1).client_data(0)
@@ -739,13 +739,13 @@ def test_targets_that_are_no_numbers_are_refused_with_their_row():
 @pytest.mark.parametrize(
     ("outputs", "options", "message"),
     [
-        (1, {"num_classes": 2, "loss": of_foreground}, r"shape \(10, 1\), and the task has 2 clas"),
+        (1, {"num_classes": 2, "loss": of_foreground}, r"shape \(10, 1\).*2 clas"),
         (
             5,
             {"num_classes": 3},
-            r"\(10, 5\), and the task has 3 .*task\.num_classes; null.*classifier",
+            r"\(10, 5\).* 3 .*task\.num_classes; null.*classifier",
         ),
-        (1, {"loss": of_foreground}, r"labels run from 0 to 1, and the model has 1 outputs"),
+        (1, {"loss": of_foreground}, r"labels run from 0 to 1"),
     ],
 )
 def test_a_classifier_without_one_output_a_class_has_no_accuracy(outputs, options, message):
@@ -771,7 +771,7 @@ def test_a_loss_of_the_users_may_take_one_logit_of_a_segmentation_but_metrics_do
         loss=of_foreground,
         classes=["back", "front"],
     )
-    with pytest.raises(ConfigError, match=r"shape \(2, 1, 2, 2\), and the task has 2 classes"):
+    with pytest.raises(ConfigError, match=r"shape \(2, 1, 2, 2\).* 2 classes"):
         evaluated(named, "iou")
 
 
@@ -841,13 +841,13 @@ def pairs(inputs, labels):
 @pytest.mark.parametrize(
     ("labels", "kind", "message"),
     [
-        ([0.0, 1.7], "classification", "there is the label 1.7: .*classification are whole num"),
-        ([0.0, float("nan")], "classification", "there is the label nan"),
-        ([0, 3], "classification", "labels run from 0 to 3, and the model has 3 outputs"),
-        ([-1, 2], "classification", "labels run from -1 to 2, and"),
-        ([[0.0, 0.9]] * 2, "classification", "there is the label 0.9"),  # soft labels
-        ([[[0.5]], [[1.0]]], "segmentation", "there is the label 0.5"),
-        ([[[IGNORED]], [[255]]], "segmentation", "labels run from 255 to 255, and the model has 3"),
+        ([0.0, 1.7], "classification", "label 1.7 .*task.kind=classification"),
+        ([0.0, float("nan")], "classification", "label nan"),
+        ([0, 3], "classification", "labels run from 0 to 3.*task\.num_classes"),
+        ([-1, 2], "classification", "labels run from -1 to 2"),
+        ([[0.0, 0.9]] * 2, "classification", "label 0.9"),  # soft labels
+        ([[[0.5]], [[1.0]]], "segmentation", "label 0.5"),
+        ([[[IGNORED]], [[255]]], "segmentation", "labels run from 255 to 255"),
     ],
 )
 def test_labels_are_whole_numbers_of_classes_for_clients_and_tests(
@@ -887,7 +887,7 @@ def test_a_dicts_input_and_target_are_found():
         ("nowhere.at:all", "there is no module nowhere"),
         ("tests.nowhere:all", "there is no module tests.nowhere"),
         ("tests.tasks.test_own_task:netwrk", "has no netwrk; it has network"),
-        ("tests.tasks.test_own_task:OWN", "is a dict and no function"),
+        ("tests.tasks.test_own_task:OWN", "is a dict"),
     ],
 )
 def test_a_reference_to_nothing_is_refused_in_one_line(text, message):

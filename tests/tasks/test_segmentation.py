@@ -152,7 +152,7 @@ def test_images_of_all_endings_are_read_and_other_files_are_named(tmp_path, capl
     (images / "1.png").unlink()
     (images / "2.png").rename(images / "2.dcm")
     assert len(load(path=str(tmp_path), test_fraction=0.0)[0]) == 3
-    assert "images: 1 files are left out, whose endings are none of images', such as 2.dcm" in (
+    assert "images: 1 files are left out, because their endings are not images', such as 2.dcm" in (
         caplog.text
     )
     (tmp_path / "train" / "masks" / "3.png").write_bytes(
@@ -184,7 +184,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"1\.png has colours"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
     Image.new("L", (6, 5)).save(tmp_path / "train" / "masks" / "1.png")
-    with pytest.raises(ConfigError, match=r"1\.png has 6x5 pixels and its image 1\.png 6x6"):
+    with pytest.raises(ConfigError, match=r"1\.png has 6x5 pixels.* image 1\.png 6x6"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
     whole = (tmp_path / "train" / "masks" / "0.png").read_bytes()
     (tmp_path / "train" / "masks" / "1.png").write_bytes(whole[:45])
@@ -194,7 +194,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"0\.png: a pixel has more than 8 bits"):
         load(path=str(tmp_path), test_fraction=0.0)[0][0]
     (tmp_path / "train" / "masks" / "0.png").rename(tmp_path / "train" / "masks" / "0.jpg")
-    with pytest.raises(ConfigError, match=r"0\.jpg: a JPEG's.*: save masks as PNG"):
+    with pytest.raises(ConfigError, match=r"0\.jpg: .*save masks as PNG"):
         load(path=str(tmp_path))
     (tmp_path / "train" / "masks" / "0.jpg").rename(tmp_path / "train" / "masks" / "0.png")
     Image.new("L", (6, 6)).save(tmp_path / "train" / "images" / "1.tif")

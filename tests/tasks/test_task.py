@@ -88,7 +88,7 @@ def test_nobody_trains_on_what_another_client_holds_out():
         ("digits", {"source": "web"}, r"task\.source='web' is unknown; allowed: embedded, files"),
         ("digits", {"modell": "mlp"}, r"unknown key task\.modell; task has: .*model"),
         ("digits", {"channels": 2}, r"task\.channels=2 must be 1 \(grey\) or 3 \(RGB\)"),
-        ("digits", {"mean": [0.1, 0.2]}, r"task\.mean has 2 values and task\.channels=1"),
+        ("digits", {"mean": [0.1, 0.2]}, r"task\.mean has 2 values.*task\.channels=1"),
         ("digits", {"std": [0.0]}, r"task\.std=0\.0 is not allowed"),
         ("digits", {"mean": [float("nan")]}, r"task\.mean=nan is not allowed"),
         ("digits", {"test_fraction": 1.0}, r"task\.test_fraction=1\.0 .* in \(0\.0, 1\.0\)"),
@@ -99,7 +99,7 @@ def test_nobody_trains_on_what_another_client_holds_out():
         ("digits", {"flip": "maybe"}, r"task\.flip='maybe' must be true or false"),
         ("digits", {"path": 2024}, r"task\.path=2024 must be text .* or null"),
         ("digits", {"path": "x"}, r"task\.path=x: task\.source=embedded .* task\.path=null"),
-        ("digits", {"classes": ["a"]}, r"task\.classes names 1 classes and task\.num_classes=10"),
+        ("digits", {"classes": ["a"]}, r"task\.classes names 1 classes.*task\.num_classes=10"),
         (
             "image_folder",
             {"num_classes": None, "classes": ["a", "b", "a"]},
@@ -107,7 +107,7 @@ def test_nobody_trains_on_what_another_client_holds_out():
         ),
         ("image_folder", {"classes": ["a"]}, r"task\.classes=\[a\] must name at least two classes"),
         ("tabular", {"classes": []}, r"task\.classes=\[\] must name at least two classes"),
-        ("digits", {"model": "cvae"}, r"model=cvae takes pixels in \[0, 1\].*task\.mean"),
+        ("digits", {"model": "cvae"}, r"model=cvae needs pixels in \[0, 1\].*task\.mean"),
         (
             "imdb",
             {"inputs": "sound"},

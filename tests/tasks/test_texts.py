@@ -128,10 +128,10 @@ def test_sites_share_the_tokens_of_the_vocabulary_file(tmp_path):
 def test_wrong_vocabulary_files_and_columns_are_refused_by_key(root):
     (root / "latin.txt").write_bytes("café".encode("latin-1"))
     for words, message in (
-        (["film", "Film"], r"film-Film\.txt .* line 2: 'Film' is no word in lower case"),
+        (["film", "Film"], r"film-Film\.txt .* line 2: 'Film'"),
         (["film", "", "the"], r"line 2: '' is no word"),
         (["film", "the", "film"], r"line 3: 'film' is there twice"),
-        (list("abcdef"), r"has 6 words and task\.vocabulary_size=8 allows 5"),
+        (list("abcdef"), r"has 6 words.*task\.vocabulary_size=8 allows 5"),
     ):
         with pytest.raises(ConfigError, match=message):
             imdb(root, vocabulary_file=vocabulary_file(root, words)).client_data(0)
@@ -139,7 +139,7 @@ def test_wrong_vocabulary_files_and_columns_are_refused_by_key(root):
         ("vocabulary_file", str(root / "no"), r"not a file: change task\.vocabulary_file"),
         ("vocabulary_file", str(root / "latin.txt"), r"latin\.txt \(task\.vocabulary_file\) is"),
         ("text_column", "review", r"no column 'review' \(task\.text_column\)"),
-        ("text_column", "label", r"1 is no text: change task\.text_column"),
+        ("text_column", "label", r"1 .*task\.text_column"),
     ):
         with pytest.raises(ConfigError, match=message):
             imdb(root, **{key: value}).client_data(0)

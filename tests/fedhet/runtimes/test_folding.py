@@ -115,7 +115,7 @@ def test_a_sum_stays_when_the_workers_overwrite_the_memory_that_they_have_sent_i
 
 
 def test_memory_that_is_not_there_is_said_before_it_is_written_to(tmp_path):
-    with pytest.raises(ConfigError, match=r"full cannot have 1\d+\.\d MB .*TMPDIR"):
+    with pytest.raises(ConfigError, match=r"full cannot get 1\d+\.\d MB .*TMPDIR"):
         WritableFile(f"{tmp_path}/full").mapped(1 << 50)
 
 

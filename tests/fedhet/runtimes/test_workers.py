@@ -82,7 +82,7 @@ def test_a_worker_without_room_for_its_answer_says_so_and_how_to_give_it_some(tm
     workers = ForkedWorkers(1, tmp_path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
     grid = WorkerGrid(workers, Federation(APP, {}, num_clients=5))
-    with pytest.raises(ConfigError, match=r"worker-0-answer-\d cannot have 0\.4 MB .*TMPDIR"):
+    with pytest.raises(ConfigError, match=r"worker-0-answer-\d cannot get 0\.4 MB .*TMPDIR"):
         list(grid.send_and_receive(messages(np.zeros(100_000, np.float32), [0])))
     grid.close()
 
