@@ -122,5 +122,5 @@ def _option(group: str, node: Any) -> Entry | None:
 
 def _classes(node: Any) -> list[tuple[str, Any]]:
     """Return the classes that a node builds, by key."""
-    keys = leaves(node, ".") if isinstance(node, Mapping) else ()
+    keys = leaves(node) if isinstance(node, Mapping) else ()
     return [(key, value) for key, value in keys if key.rpartition(".")[2] == "_target_"]

@@ -88,9 +88,12 @@ def stage_app(folder: Path, code: Sequence[Path] = ()) -> Path:
     text = _APP.format(version=importlib.metadata.version("fedhet"))
     text += _PROJECT.format(conf=found.conf) if found else ""
     (app / "pyproject.toml").write_text(text, encoding="utf-8")
-    shutil.copy(fedhet.__file__, app / "fedhet")
+    for file in ("__init__.py", "public_names.py"):
+        shutil.copy(Path(fedhet.__file__).with_name(file), app / "fedhet")
     for package in PACKAGES:
         _copy(FOLDER.parent / package, app / "fedhet")
+    for catalogue in FOLDER.glob("*.json"):
+        shutil.copy(catalogue, app / "fedhet" / "conf")
     for papers in PAPERS:
         _copy(papers, app / "fedhet" / papers.parent.relative_to(FOLDER.parent))
     for path in code:
