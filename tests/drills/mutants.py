@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the code as it stands)
 """Mutants: small faults in the code, each of which some test must notice.
 
     python -m tests.drills.mutants [WORD ...]       # those whose name has one of the words; or all
