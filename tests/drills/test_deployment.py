@@ -23,11 +23,11 @@ from fedhet.common.results import read_rows
 from fedhet.common.run_events import RECORD_FILE
 from fedhet.strategies.round.tensor_files import parameters_sha256
 from tests.deployed import MARKS, RECIPE, ROOT, SITES, Deployment, Loopback
-from tests.faults import replies
-from tests.namespaces import STRANGER, Namespaces, make_keys, why_not
+from tests.drills.faults import replies
+from tests.drills.namespaces import STRANGER, Namespaces, make_keys, why_not
 from tests.processes import SECONDS, finish, read_until, start, summary_of
 from tests.recipes import run_recipe
-from tests.scene import Scene
+from tests.drills.scene import Scene
 
 PROBLEM = why_not()
 pytestmark = MARKS
@@ -62,7 +62,7 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_one_that_is_stopped_is_re
     host, _, port = federation.network.translated("127.0.0.1:8000", server).partition(":")
     inside = federation.network.prefix(server)
     tunnel = subprocess.Popen(
-        [*inside, sys.executable, "-m", "tests.tunnel", host, port],
+        [*inside, sys.executable, "-m", "tests.drills.tunnel", host, port],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -321,7 +321,7 @@ def test_a_stranger_with_the_certificate_is_refused_everywhere(federation, tmp_p
     server = network.address("network")
 
     def probe(*words: str) -> Any:
-        done = federation.execute_as(stranger, "python", "/app/tests/probe.py", *words)
+        done = federation.execute_as(stranger, "python", "/app/tests/drills/probe.py", *words)
         assert done.returncode == 0, done.stdout
         return json.loads(done.stdout.splitlines()[-1])
 

@@ -24,7 +24,7 @@ from fedhet.strategies.round.tensor_files import save_tensors
 from tests.fedhet.sweep.sweeps import wait_for
 from tests.processes import Fork, finish
 from tests.recipes import TINY, overrides
-from tests.scene import RECIPE, attended, equal_tensors, run_alone
+from tests.drills.scene import RECIPE, attended, equal_tensors, run_alone
 
 pytestmark = [
     pytest.mark.slow,
