@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from fedhet.common.errors import ConfigError
 from fedhet.conf import compose_overrides, fingerprint, project
 from fedhet.conf.mistakes import groups, options_of
 from fedhet.flower_apps import make_client_app
@@ -13,6 +12,7 @@ from fedhet.server_app.assembly import check_parts
 from fedhet.tasks.references import load_reference
 from fedhet.tools.new import main, write_project
 from tests.recipes import run_recipe
+from tests.refused import refused
 
 RUN = ["task=my_project", "clients=2", "rounds=1", "local.epochs=1"]
 
@@ -78,11 +78,11 @@ def test_recipes_of_the_project_are_composed_and_named_among_the_options(folder)
     assert recipe.task.data == "my_project.data:load_data"
     assert set(recipe.strategy.client_sides) == {"fedprox", "fedntd"}
     assert {"fedntd", "fedavg"} <= set(options_of("strategy"))
-    with pytest.raises(ConfigError, match="strategy=fedntt is unknown: did you mean fedntd"):
+    with refused("strategy=fedntt"):
         compose_overrides(("strategy=fedntt",))
-    with pytest.raises(ConfigError, match=r"unknown key strategy\.fedntd\.weigth.*fedntd\.weight"):
+    with refused("strategy.fedntd.weigth", "fedntd.weight"):
         compose_overrides(("strategy=fedntd", "strategy.fedntd.weigth=1"))
-    with pytest.raises(ConfigError, match=r"strategy\.fedntd\.weight: it is of strategy=fedntd"):
+    with refused("strategy.fedntd.weight", "strategy=fedntd"):
         compose_overrides(("strategy.fedntd.weight=1",))
     (folder / "my_project" / "conf" / "experiment").mkdir()
     app = make_client_app(list, list, "fedntd")  # composed, and not called
@@ -93,7 +93,7 @@ def test_without_the_project_its_recipes_are_unknown_again(folder, monkeypatch):
     assert "fedntd" in options_of("strategy")
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(folder)])
     assert "fedntd" not in options_of("strategy")
-    with pytest.raises(ConfigError, match="task=my_project is unknown"):
+    with refused("task=my_project"):
         compose_overrides(("task=my_project",))
     assert "task" in groups()
 
@@ -105,28 +105,25 @@ def test_a_project_above_is_named_and_not_taken(folder, monkeypatch):
     for here in (below.parent, below):
         monkeypatch.chdir(here)
         for word in ("task=my_project", "strategy=fedntd"):  # the latter is like fedmd
-            with pytest.raises(
-                ConfigError,
-                match=f"{word} is unknown.*; no project is in {here} .*; one is in {folder}: start",
-            ):
+            with refused(word, str(here), str(folder)):
                 compose_overrides((word,))
     monkeypatch.chdir(folder.parent)
-    with pytest.raises(ConfigError, match=f"no project is in {folder.parent} .no pyproject.toml"):
+    with refused(str(folder.parent), "pyproject.toml"):
         compose_overrides(("task=my_project",))
-    with pytest.raises(ConfigError) as refused:  # of a typing mistake it says no more than before
+    with refused("strategy=fedavgg") as error:  # of a typing mistake it says no more than before
         compose_overrides(("strategy=fedavgg",))
-    assert "project" not in str(refused.value)
+    assert "project" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('conf = "nowhere"', r"conf='nowhere' must be a folder below"),
-        ('conf = ".."', r"conf='\.\.' must be a folder below"),
-        ('conf = ""', r"conf='' must be a folder below"),
-        ('config = "conf"', "has config; allowed: conf"),
-        ("conf = ", "pyproject.toml cannot be read"),
-        ('conf = "conf"', r"conf/strategy/fedavg\.yaml: fedhet has a recipe strategy/fedavg\.yaml"),
+        ('conf = "nowhere"', "conf='nowhere'"),
+        ('conf = ".."', "conf='..'"),
+        ('conf = ""', "conf=''"),
+        ('config = "conf"', "config"),
+        ("conf = ", "pyproject.toml"),
+        ('conf = "conf"', "conf/strategy/fedavg.yaml strategy/fedavg.yaml"),
     ],
 )
 def test_a_wrong_table_and_a_name_of_fedhets_are_refused(text, message, tmp_path, monkeypatch):
@@ -134,7 +131,7 @@ def test_a_wrong_table_and_a_name_of_fedhets_are_refused(text, message, tmp_path
     (tmp_path / "conf" / "strategy" / "fedavg.yaml").touch()
     (tmp_path / "pyproject.toml").write_text(f"[tool.fedhet]\n{text}\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    with pytest.raises(ConfigError, match=message):
+    with refused(*message.split()):
         compose_overrides(())
 
 
@@ -187,7 +184,7 @@ def test_the_same_bytes_have_the_same_hash_in_the_folder_and_in_the_bundle(
 def test_an_actor_of_ray_finds_modules_where_the_launcher_does(tmp_path, monkeypatch):
     (tmp_path / "other.py").write_text("def model(): ...\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(ConfigError, match="there is no module other"):
+    with refused("other"):
         load_reference("task.model", "other:model")
     from fedhet.runtimes.local.ray_workers import RayWorker  # Ray's import takes a second
 
@@ -208,5 +205,5 @@ def test_the_method_of_the_project_trains_and_is_fedavg_at_weight_zero(folder, t
     ]
     zero, one = (summary["parameters_sha256"] for summary in hashes)
     assert zero == plain["parameters_sha256"] != one
-    with pytest.raises(ConfigError, match=r"strategy\.fedntd\.weight=-1"):
+    with refused("strategy.fedntd.weight=-1"):
         check_parts(recipe_of("strategy=fedntd", "strategy.fedntd.weight=-1"))

@@ -2,24 +2,24 @@
 
 import pytest
 
-from fedhet.common.errors import ConfigError
 from fedhet.conf import compose
 from fedhet.conf.renamed import upgrade_config
 from tests.recipes import overrides
+from tests.refused import refused
 
 OLD = [
-    ("strategy.client_sides.fedprox.mu=0.1", r"write strategy\.fedprox\.mu=0\.1$"),
-    ("strategy.option=I", r"strategy\.scaffold\.option=I or strategy\.fedpvr\.option=I$"),
-    ("strategy.layers=last:2", r"write strategy\.fedpvr\.layers=last:2$"),
-    ("local.solver=adam", r"local\.solver has been renamed: write local\.optimizer=adam$"),
-    ("+local.solvers.adam.eps=1", r"write local\.optimizers\.adam\.eps=1$"),
-    ("local.trained_by=/a/b", r"write local\.reuse_training=/a/b$"),
+    ("strategy.client_sides.fedprox.mu=0.1", "strategy.fedprox.mu=0.1"),
+    ("strategy.option=I", "strategy.scaffold.option=I strategy.fedpvr.option=I"),
+    ("strategy.layers=last:2", "strategy.fedpvr.layers=last:2"),
+    ("local.solver=adam", "local.solver local.optimizer=adam"),
+    ("+local.solvers.adam.eps=1", "local.optimizers.adam.eps=1"),
+    ("local.trained_by=/a/b", "local.reuse_training=/a/b"),
 ]
 
 
 @pytest.mark.parametrize(("word", "message"), OLD)
 def test_an_old_key_is_refused_with_its_new_name(word, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(*message.split()):
         compose(overrides("strategy=fedprox", word))
 
 

@@ -1,6 +1,6 @@
 """Drills that need a Docker Engine: one function per fault, in docker/federation.yaml.
 
-    python -m tests.drills.container_faults [NAME ...]     all drills, or these; prints what was seen
+    python -m tests.drills.container_faults [NAME ...]  all drills, or these; prints what was seen
 
 Those of tests/drills/faults.py run here as well. docs/deployment.md has the table.
 """
@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
+from tests.deployed import ACTIVATED, SITES
 from tests.drills import faults
 from tests.drills.containers import IMAGE, Containers, build_changed, docker, why_no_engine
-from tests.deployed import ACTIVATED, SITES
 from tests.drills.faults import ENDLESS, in_short
 from tests.drills.faulty.faulty import GO
 from tests.drills.namespaces import make_keys

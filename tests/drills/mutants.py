@@ -1,7 +1,8 @@
 # ruff: noqa: E501 (the code as it stands)
 """Mutants: small faults in the code, each of which some test must notice.
 
-    python -m tests.drills.mutants [WORD ...]       # those whose name has one of the words; or all
+    python -m tests.drills.mutants [WORD ...]     # those whose name has one of the words; or all
+    python -m tests.drills.mutants none           # no fault: do the tests pass without one?
 
 Each fault is put into a copy of the tree, one at a time; the tests that are meant to notice it run
 there. A fault is found by its text, not by its file, so that the list survives when files move. A
@@ -348,9 +349,10 @@ def main(words: Sequence[str]) -> None:
             ".git", ".venv", "results", "site", "__pycache__", ".*_cache"
         )
         shutil.copytree(ROOT, tree, symlinks=True, ignore=ignored)
-        for test in sorted({test for one in chosen for test in tests_of(one, tree)}):
-            if (found := outcome([test], "", tree)) not in ("pass", "error"):
-                print(f"{test} without a fault: {found}", flush=True)
+        if list(words) == ["none"]:
+            for test in sorted({test for one in MUTANTS for test in tests_of(one, tree)}):
+                print(f"{outcome([test], '', tree):9} {test}", flush=True)
+            return
         for one in chosen:
             began = time.perf_counter()
             found = verdict(one, tree)

@@ -1,7 +1,7 @@
 """The image and docker/'s compose files in a real Docker Engine.
 
-Skipped where no engine answers. tests/drills/test_containers_readme.py types docker/README.md's commands;
-tests/drills/container_faults.py has the drills.
+Skipped where no engine answers. test_containers_readme.py types docker/README.md's commands;
+container_faults.py has the drills.
 """
 
 import json
@@ -16,6 +16,7 @@ from threading import Thread
 import pytest
 
 from tests.compose import DOCKER
+from tests.deployed import ROOT, SITES
 from tests.drills.containers import (
     IMAGE,
     MARKS,
@@ -25,7 +26,6 @@ from tests.drills.containers import (
     image_of_this_clone,
     inspect,
 )
-from tests.deployed import ROOT, SITES
 from tests.drills.faults import replies
 from tests.drills.scene import Scene
 

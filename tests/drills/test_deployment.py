@@ -25,9 +25,9 @@ from fedhet.strategies.round.tensor_files import parameters_sha256
 from tests.deployed import MARKS, RECIPE, ROOT, SITES, Deployment, Loopback
 from tests.drills.faults import replies
 from tests.drills.namespaces import STRANGER, Namespaces, make_keys, why_not
+from tests.drills.scene import Scene
 from tests.processes import SECONDS, finish, read_until, start, summary_of
 from tests.recipes import run_recipe
-from tests.drills.scene import Scene
 
 PROBLEM = why_not()
 pytestmark = MARKS

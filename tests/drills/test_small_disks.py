@@ -21,10 +21,10 @@ from fedhet.common.results import read_rows
 from fedhet.conf import compose
 from fedhet.server_app.app import last_checkpoint
 from fedhet.strategies.round.tensor_files import save_tensors
+from tests.drills.scene import RECIPE, attended, equal_tensors, run_alone
 from tests.fedhet.sweep.sweeps import wait_for
 from tests.processes import Fork, finish
 from tests.recipes import TINY, overrides
-from tests.drills.scene import RECIPE, attended, equal_tensors, run_alone
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,6 @@ import pytest
 import torch
 from flwr.app import MessageType
 
-from fedhet.common.errors import ConfigError
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import UniformMean
@@ -33,6 +32,7 @@ from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.reply_fold import SumRule, sum_of
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate
+from tests.refused import refused
 from tests.strategies.round.test_round import BUFFERS, Normed, folders
 
 STEPS = LocalTrainingConfig(batch_size=100, epochs=None, steps=2)
@@ -216,7 +216,7 @@ def test_what_reads_the_clients_models_is_refused(tmp_path):
     """A stale client's model is not the server's plus its update."""
     observers = [ClientSnapshots(tmp_path / "models")]
     FedBuff(**slots(Constant()))
-    with pytest.raises(ConfigError, match=r"checkpoint\.client_models reads the clients' models"):
+    with refused("checkpoint.client_models", "clients"):
         FedBuff(**slots(Constant()), observers=observers)
 
 
@@ -300,29 +300,29 @@ def finishing(round: int) -> int:
         (FedAvg, {"system": Constant(over_selection=1.3)}, "over_selection=1.3"),
         (FedAvg, {"system": Constant(deadline_seconds=9.0)}, "deadline_seconds=9.0"),
         (FedAvg, {"evaluate_on_clients": True}, "evaluation.clients=false"),
-        (FedNova, {"system": Constant()}, "NormalizedMean reads single replies"),
-        (FedDyn, {"system": Constant()}, "FedDynServer adds up the same .*discount=constant"),
-        (FedExP, {"system": Constant()}, "ExtrapolatedMean makes its step as long as"),
-        (FedMRUR, {}, "NormMean makes its step as long as.*strategy/aggregator=uniform_mean"),
-        (SCAFFOLD, {"system": Constant(), "secure_aggregation": SecAggPlus()}, "secure aggreg"),
+        (FedNova, {"system": Constant()}, "NormalizedMean"),
+        (FedDyn, {"system": Constant()}, "FedDynServer discount=constant"),
+        (FedExP, {"system": Constant()}, "ExtrapolatedMean"),
+        (FedMRUR, {}, "NormMean strategy/aggregator=uniform_mean"),
+        (SCAFFOLD, {"system": Constant(), "secure_aggregation": SecAggPlus()}, "secure"),
     ],
 )
 def test_what_cannot_be_asynchronous_is_refused(method, how, said):
-    with pytest.raises(ConfigError, match=said):
+    with refused(*said.split()):
         method(asynchronous=Asynchronous(), **how)
 
 
 def test_a_momentum_of_updates_that_are_no_gradients_is_refused():
     """FedAsync's go to y_i from the server's model: FedCM's loop of them diverged."""
-    with pytest.raises(ConfigError, match=r"momentum reads .*towards_model=false, choose fedbuff"):
+    with refused("towards_model=false"):
         FedCM(asynchronous=Asynchronous(buffer=1, towards_model=True), system=Constant())
     FedCM(asynchronous=Asynchronous(buffer=2), system=Constant())
 
 
 def test_a_buffer_of_more_clients_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match=r"buffer=9 different clients .* to 6 \(clients\)"):
+    with refused("buffer=9", "clients", "6"):
         run(FedBuff(9, **slots(Constant())), 1)
-    with pytest.raises(ConfigError, match=r"buffer=2 .* from 3 \(min_replies\)"):
+    with refused("buffer=2", "3", "min_replies"):
         run(FedBuff(2, federation=FederationConfig(min_replies=3), **slots(Constant())), 1)
 
 
