@@ -115,7 +115,7 @@ def test_scaffold_follows_its_equations(option, momentum):
             local[i] = new
         x += sum(updates) / len(cohort)
         c += sum(deltas) / 2
-    decay, sampler = ExponentialDecay(0.5), Listed(*cohorts)
+    decay, sampler = ExponentialDecay(decay=0.5), Listed(*cohorts)
     strategy = built(SCAFFOLD, option=option, local_lr=0.1, schedule=decay, sampler=sampler)
     how = {"optimizer": partial(SGD, momentum), "epochs": 1, "initial": HALF}
     assert trained(strategy, (3, 3), 5, 2, **how) == pytest.approx(x, abs=1e-12)

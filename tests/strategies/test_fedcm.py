@@ -60,7 +60,7 @@ def test_fedcm_is_its_algorithm(aggregator, clip, weight_decay):
         client_momentum={"alpha": ALPHA},
         aggregator=aggregator,
         local_lr=LR,
-        schedule=ExponentialDecay(DECAY),
+        schedule=ExponentialDecay(decay=DECAY),
     )
     params, _ = federate(
         strategy,
@@ -80,7 +80,7 @@ def test_momentum_of_the_mean_leaves_out_the_aggregates_stretch():
         client_momentum={"alpha": ALPHA},
         aggregator=NormMean(),
         local_lr=LR,
-        schedule=ExponentialDecay(DECAY),
+        schedule=ExponentialDecay(decay=DECAY),
     )
     strategy.server_sides["client_momentum"].source = "mean"
     options = LocalTrainingConfig(batch_size=100, epochs=EPOCHS)

@@ -56,7 +56,9 @@ def test_the_server_keeps_the_mean_of_all_clients(up):
     """
     own = stores(3)
     sampler = Listed([0, 1], [0, 1, 2], [0, 2], [1])
-    strategy = built(FedDyn, alpha=0.5, local_lr=0.1, sampler=sampler, compression=Compression(up))
+    strategy = built(
+        FedDyn, alpha=0.5, local_lr=0.1, sampler=sampler, compression=Compression(up=up)
+    )
 
     def tamper(reply: Message) -> Message | None:
         lost = test_round.from_client(reply, 1) and strategy.state.round == 1

@@ -60,7 +60,15 @@ def federation(strategy, data=None) -> tuple[list[dict], list[dict]]:
 
     data = data or exact_blobs(2)
     train(
-        strategy, 3, exact, data, WHOLE, 2, stores=kept, optimizer=lambda: SGD(0.9), on_round=note
+        strategy,
+        3,
+        exact,
+        data,
+        WHOLE,
+        2,
+        stores=kept,
+        optimizer=lambda: SGD(momentum=0.9),
+        on_round=note,
     )
     return [store.load(strategy.state.experiment, 3) for store in kept.values()], received[:3]
 

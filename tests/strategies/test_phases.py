@@ -46,7 +46,8 @@ class Shift(ClientSide):
 @pytest.mark.slow
 @pytest.mark.parametrize(("sides", "clip"), [({}, None), ({"shift": Shift()}, 1.0)])
 @pytest.mark.parametrize(
-    "optimizer", [SGD(0.9, 0.1), Adam(weight_decay=0.1), per_fedavg(0.1, "hessian_free")]
+    "optimizer",
+    [SGD(momentum=0.9, weight_decay=0.1), Adam(weight_decay=0.1), per_fedavg(0.1, "hessian_free")],
 )
 @pytest.mark.parametrize("moved", ["head", "body"])
 def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, optimizer, sides, clip):
