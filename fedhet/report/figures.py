@@ -11,22 +11,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Chart, Heading, Key, Listing, Paragraph, Table
-from fedhet.report.curves import (
+from fedhet.report.charts import (
     Curve,
     Panel,
     common_range,
     gallery,
-    new_figure,
     over_runs,
-    save,
     with_axes,
 )
 from fedhet.report.data_file import AGREEMENT, Partition
 from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs
 from fedhet.report.names import column_title, listed
-from fedhet.report.partition_plot import draw_partition
+from fedhet.report.partition_chart import partition_chart
 from fedhet.report.run_data import AT_CLIENTS, ON_TEST_SET, Run, evaluation_place, score_of
 from fedhet.report.statistics import measured_metrics
 from fedhet.report.tables import cell_table
@@ -268,13 +265,5 @@ def _partition_chart(partition: Partition, path: Path) -> Chart:
         for what, each in (("Examples", sizes), ("Classes", held))
     ]
 
-    def draw(path: Path) -> None:
-        figure = new_figure(5.6, 4.4, layout="constrained")
-        names = partition.class_names
-        draw_partition(figure, counts, names, partition.title, most_ticks=20, numbered=False)
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # no new layout for each file
-        save(figure, path, "")
-
-    data = {"counts": counts.T.tolist(), "classes": list(partition.class_names)}
-    return Chart(" ".join([*first, *parts]), data, pictures={path.name: draw} if can_plot() else {})
+    caption, names = " ".join([*first, *parts]), list(partition.class_names)
+    return partition_chart(counts, names, partition.title, caption, path.name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedhet.report.blocks import Block, Heading, Key, Table
-from fedhet.report.curves import Panel, common_range, gallery
+from fedhet.report.charts import Panel, common_range, gallery
 from fedhet.report.figures import curves_of, lines_are, panels_of
 from fedhet.report.layer_data import LayerFigures
 from fedhet.report.layout import Cell, Layout, cells_with_runs, only_runs

@@ -19,8 +19,8 @@ from fedhet.report.blocks import Block, Warn
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, same_but_seed
 from fedhet.report.run_data import Run, by_seed
-from fedhet.report.subprocess_call import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]  # where fedhet lies, and reproductions in a clone
 Partitions = Callable[[], Sequence[Partition]]
 Say = Callable[[str], None]
 

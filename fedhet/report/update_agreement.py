@@ -11,7 +11,7 @@ from statistics import fmean, median
 import pandas as pd
 
 from fedhet.report.blocks import Block, Heading, Key, Table
-from fedhet.report.curves import Panel, common_range, gallery
+from fedhet.report.charts import Panel, common_range, gallery
 from fedhet.report.data_file import AGREEMENT
 from fedhet.report.figures import curves_of, lines_are, over_rounds
 from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs, only_runs

@@ -13,7 +13,7 @@ from typing import Any
 from fedhet.report.blocks import Block
 from fedhet.report.layout import Layout
 from fedhet.report.paper_figures import Partitions, Say
-from fedhet.report.subprocess_call import CallError, call
+from reproductions.subprocess_call import CallError, call
 from reproductions.maecho.decoder_data import CLIENTS, read_generated
 from reproductions.maecho.fusion_path_plot import fusion
 from reproductions.maecho.generated_images import generated

@@ -17,7 +17,7 @@ from fedhet.report.layout import Layout, cells_with_runs, first_runs
 from fedhet.report.names import plain
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.run_data import Run
-from fedhet.report.side_by_side import FONT, WIDTH, Draw, Spot, picture_grid, set_title
+from reproductions.pictures import FONT, WIDTH, Draw, Spot, picture_grid, set_title
 from reproductions.maecho.decoder_data import Generated, Pixels
 
 MOST_SHOWN = 16  # decoders

@@ -16,7 +16,7 @@ import reproductions.maecho as package
 from fedhet.report.blocks import Picture
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import read_run
-from fedhet.report.subprocess_call import CallError
+from reproductions.subprocess_call import CallError
 from fedhet.strategies.base import local_model
 from fedhet.strategies.fusion.projected_layers import projected_layers
 from fedhet.strategies.maecho import HarmonizedOptima, Released

@@ -12,7 +12,7 @@ import pandas as pd
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading, Key, Paragraph, Table
 from fedhet.report.colors import keys_of
-from fedhet.report.curves import Curve, Panel, common_range, gallery
+from fedhet.report.charts import Curve, Panel, common_range, gallery
 from fedhet.report.layout import NO_COLUMN, Cell, Layout, cells_with_runs
 from fedhet.report.tables import cell_table
 from fedhet.tasks.conformal.scores import coverage_band

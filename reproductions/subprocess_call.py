@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]  # where fedhet lies, and reproductions in a clone
+ROOT = Path(__file__).resolve().parents[1]  # where fedhet lies, and reproductions in a clone
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
