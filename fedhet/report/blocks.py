@@ -118,7 +118,9 @@ class Chart:
     def save(self, folder: Path) -> None:
         """Write the pictures into a folder, as SVG and PNG."""
         for name, spec in self.pictures.items():
-            values = [dict(zip(self.data["columns"], row, strict=True)) for row in self.data["data"]]
+            values = [
+                dict(zip(self.data["columns"], row, strict=True)) for row in self.data["data"]
+            ]
             save_picture({**spec, "data": {"values": values}}, folder / name)
 
 

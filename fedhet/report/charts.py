@@ -27,7 +27,13 @@ CONFIG = {
     "concat": {"spacing": 16},
     "axis": {**_AXIS, "domainColor": AXIS, "tickColor": AXIS, "gridColor": GRID},
     "title": {"color": INK, "fontSize": 12, "anchor": "start", "offset": 8},
-    "legend": {"labelColor": INK, "labelFontSize": 12, "titleColor": INK, "labelLimit": 0, "symbolOpacity": 1},
+    "legend": {
+        "labelColor": INK,
+        "labelFontSize": 12,
+        "titleColor": INK,
+        "labelLimit": 0,
+        "symbolOpacity": 1,
+    },
 }
 
 

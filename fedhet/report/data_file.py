@@ -31,6 +31,7 @@ class Origin:
     command: str = ""  # the command line, as far as it is known
     failures: Sequence[str] = ()  # jobs of the sweep without a results directory, and why
     unfinished: str = ""  # of a sweep that has not ended: how far it has come
+    varied: Sequence[str] = ()  # the words that its jobs differ in, such as partition.alpha
 
 
 @dataclass(frozen=True)

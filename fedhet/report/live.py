@@ -31,7 +31,7 @@ from fedhet.report.command import with_partitions
 from fedhet.report.comparison import check_baseline
 from fedhet.report.data_file import ReportData, thinned
 from fedhet.report.page import build_page, sections_of
-from fedhet.report.render import vega_script, to_html
+from fedhet.report.render import to_html, vega_script
 from fedhet.report.run_data import NOT_SEARCHED, RUNNING, UNFINISHED, Run, read_run
 from fedhet.report.sources import has_all_runs, read_sources, require_folders
 

@@ -171,11 +171,14 @@ def _lay_out(node: Mapping[str, Any] | None, runs: Sequence[Run], data: ReportDa
         except ConfigError as error:
             problems = (f"The paper's table is not shown, since its description is wrong: {error}",)
         else:
-            layout, targets = paper_layout(runs, paper), data.targets or paper.targets
+            layout, targets = paper_layout(runs, paper), data.targets or paper.shown_targets
             return Section(
                 paper.source, layout, paper.figure, targets, runs, paper.note, published=True
             )
-    layout = automatic_layout(runs, data.by)
+    sources = {run.source for run in runs}
+    origins = [data.origins[number] for number in sources] if data.origins else []
+    varied = origins[0].varied if len(origins) == 1 else ()
+    layout = automatic_layout(runs, data.by, varied)
     title = f"Methods by {', '.join(layout.keys)}" if layout.keys else "Methods"
     classifies = score_of(runs) == "accuracy"
     figure = Figure("accuracy", percent=True) if classifies else Figure("loss")

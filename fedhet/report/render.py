@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fedhet.report.blocks import Block, Heading, can_draw
 from fedhet.report.colors import CHROME, PAGE, PALETTE
 
+
 def to_markdown(blocks: Sequence[Block]) -> str:
     """Return the page as Markdown; its pictures are PNG files beside it."""
     text = _environment().get_template("page.md").render(blocks=blocks)
@@ -46,7 +47,7 @@ def to_html(blocks: Sequence[Block], *, live: str = "") -> str:
 
 @lru_cache
 def vega_script() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed, 0.9 MB of JavaScript; empty without the extra `plots`."""
+    """Return the JavaScript of Vega-Lite, 0.9 MB; empty if the extra `plots` is not installed."""
     if not can_draw():
         return ""
     import vl_convert
