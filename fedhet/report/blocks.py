@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +128,15 @@ class Chart:
 
 
 def save_picture(spec: Spec, path: Path) -> None:
-    """Write a chart as SVG and PNG; ``path`` has no ending."""
+    """Write a chart as SVG and PNG, the same each time; ``path`` has no ending."""
     import vl_convert
 
-    svg = vl_convert.vegalite_to_svg(dict(spec))
+    numbers = defaultdict[str, int](count().__next__)  # Vega counts through all charts it draws
+    svg = re.sub(
+        r"\b(clip|gradient_)(\d+)\b",
+        lambda found: f"{found[1]}{numbers[found[0]]}",
+        vl_convert.vegalite_to_svg(dict(spec)),
+    )
     path.with_name(f"{path.name}.svg").write_text(svg, encoding="utf-8")
     path.with_name(f"{path.name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=1.5))
 

@@ -76,7 +76,8 @@ def test_the_page_answers_and_its_charts_have_every_axis(page, tmp_path):
     )
     axes = ["round", "MB up and down, all clients", "wall time (s)", "simulated time (s)"]
     assert [text for _, text in page.all("option")][:4] == axes
-    points = [dict(zip(accuracy["data"]["columns"], row)) for row in accuracy["data"]["data"]]
+    columns = accuracy["data"]["columns"]
+    points = [dict(zip(columns, row, strict=True)) for row in accuracy["data"]["data"]]
     first = [point for point in points if point["line"] == "FedAvg"]
     found = {name: [point[name] for point in first] for name in ("x0", "x1", "y", "low", "high")}
     assert found == {
