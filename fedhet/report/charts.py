@@ -217,7 +217,7 @@ def _lines(
 
 def _layers(panel: Panel, x: str, x_label: str, colors: Spec) -> list[dict[str, Any]]:
     """Define a panel's lines, bands, ends and marks."""
-    scale = {"type": "log"} if panel.log else {"zero": False}
+    scale: dict[str, Any] = {"type": "log"} if panel.log else {"zero": False}
     if panel.y_range:
         scale |= {"domain": panel.y_range, "nice": False}
 

@@ -104,7 +104,8 @@ class Paper(BaseModel, extra="forbid", frozen=True):
             raise ValueError(
                 f"rows.{label}.published: {value} is no number, [mean, spread], text or null"
             )
-        return Published(*pair, target=self.published_target)
+        mean, spread = pair
+        return Published(mean, spread, target=self.published_target)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import reproductions.maecho as package
 from fedhet.report.blocks import Picture
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import read_run
-from reproductions.subprocess_call import CallError
 from fedhet.strategies.base import local_model
 from fedhet.strategies.fusion.projected_layers import projected_layers
 from fedhet.strategies.maecho import HarmonizedOptima, Released
@@ -29,6 +28,7 @@ from reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
 from reproductions.maecho.fusion_path_plot import fusion
 from reproductions.maecho.neuron_matching import local_optima, matched
 from reproductions.maecho.neuron_plot import neurons
+from reproductions.subprocess_call import CallError
 from tests.recipes import TINY, run_recipe
 from tests.reproductions.blocks import by_type, texts_of
 
