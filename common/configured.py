@@ -197,7 +197,8 @@ def checked(kind: type[Configured], given: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(field: Field | None, value: Any) -> Any:
     """Return a value as the model takes it: a section from its mapping, NumPy's numbers as ours."""
     if field is not None and (kind := section_of(field)) and isinstance(value, Mapping):
-        return kind(**value)
+        default = field.default  # the mapping says what changes of it
+        return kind(**{name: getattr(default, name) for name in default.given} | dict(value))
     return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
 
 

@@ -178,6 +178,13 @@ def _check_stopping(values: Mapping[str, Any]) -> None:
             f"{key} goes by evaluations, but evaluation.every=0 has none before the end; set "
             "evaluation.every to 1 or more"
         )
+    name = MetricName.read(values["early_stopping"]["metric"] if best is True else str(best))
+    if best and name.where == RECEIVED:
+        raise ConfigError(
+            f"checkpoint.best={chosen} goes by {name}, which is measured on the model before a "
+            "round and not on the one that is kept: choose another metric, such as "
+            f"{replace(name, where=CLIENT)}"
+        )
     if best and evaluation["model"] == "clients":
         raise ConfigError(
             f"checkpoint.best={chosen} keeps the server's model, and evaluation.model=clients "

@@ -68,7 +68,7 @@ def _changes(recipe: DictConfig, folder: Path, classifier_tensors: int) -> str:
         before: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
     except (OSError, ValueError, YAMLError):
         return ""
-    old, new = (dict(leaves(one, ".")) for one in (before, resolved(recipe, classifier_tensors)))
+    old, new = (dict(leaves(one)) for one in (before, resolved(recipe, classifier_tensors)))
     changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     keys = [key for key in changed if key.partition(".")[0] not in _MAY_CHANGE]
     found = [f"{key}={new.get(key)}, was {old.get(key)}" for key in keys[:_SHOWN]]

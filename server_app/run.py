@@ -40,14 +40,12 @@ from fedhet.server_app.checkpoint import Origin
 from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
 from fedhet.server_app.listeners import End, Finished, Listener, Start
-from fedhet.server_app.listeners.alarm import Alarm
 from fedhet.server_app.listeners.best_model import BestModel, best_model_rule, check_measured
 from fedhet.server_app.listeners.calibration import CalibratedSets
 from fedhet.server_app.listeners.checkpoints import Checkpoints
-from fedhet.server_app.listeners.divergence import Divergence
-from fedhet.server_app.listeners.round_line import RoundLine, SmallLastBatches
+from fedhet.server_app.listeners.messages import Alarm, RoundLine, SmallLastBatches
 from fedhet.server_app.listeners.rows import Rows
-from fedhet.server_app.listeners.stopping import EarlyStopping, Stopping
+from fedhet.server_app.listeners.stopping import Divergence, EarlyStopping, Stopping
 from fedhet.server_app.loggers import Loggers
 from fedhet.server_app.machine import machine
 from fedhet.server_app.parts import parts_of

@@ -87,7 +87,7 @@ class SumAggregator(Protocol):
 
     @property
     def weighting(self) -> Weighting:
-        """What clients are weighted by."""
+        """How clients weigh."""
 
     def __call__(self, params: Tensors, total: ReplySum, /) -> dict[str, Tensor]:
         """Return Delta."""
@@ -102,11 +102,8 @@ class CombinesReplies(Protocol):
             or more, 0 left out.
     """
 
+    weighting: Weighting
     trust: dict[int, float]
-
-    @property
-    def weighting(self) -> Weighting:
-        """What clients are weighted by."""
 
     @property
     def least(self) -> int:

@@ -32,7 +32,7 @@ from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep import job_folder as job_folder  # gives Hydra ${job_folder:}
 from fedhet.sweep import resource_slots, session
-from fedhet.sweep.resume import Plan, make_ready, plan_for, read_summary_or_empty
+from fedhet.sweep.resume import FolderTaken, Plan, make_ready, plan_for, read_summary_or_empty
 from fedhet.sweep.shutdown import end_with_launcher, launcher_is_gone
 from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
 
@@ -49,10 +49,6 @@ def run_job(recipe: DictConfig, run: Run) -> float | None:
     folder = Path(job.runtime.output_dir).absolute()
     report = _Attempt(sweep_folder, folder, recipe).carry_out(run)
     return report.figures.get(sweep_folder.read().objective)
-
-
-class FolderTaken(ConfigError):
-    """Another job, or something else, has the job's folder."""
 
 
 class _Attempt:
@@ -131,12 +127,9 @@ class _Attempt:
             if any(one.is_over for one in self._sweep_folder.reports() if one.number == holder):
                 break
             time.sleep(_POLL_SECONDS)
-        if (plan := plan_for(self._folder, self._recipe)) is not Plan.SKIP:
-            raise FolderTaken(
-                f"{self._folder} is the folder of job #{holder}, which has not completed this "
-                "recipe: put what tells the jobs apart into hydra.sweep.subdir"
-            )
-        return plan
+        if plan_for(self._folder, self._recipe) is not Plan.SKIP:
+            raise FolderTaken(f"{self._folder} is the folder of job #{holder}, which has failed")
+        return Plan.SKIP
 
     @contextmanager
     def _own_slot(self, sweep: Sweep) -> Iterator[None]:

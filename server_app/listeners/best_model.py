@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from omegaconf import DictConfig
 
 from fedhet.common.checksums import MODEL, read_header
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.metrics import CLIENT, RECEIVED, MetricName, metrics_of, row_name
+from fedhet.common.metrics import MetricName, metrics_of, row_name
 from fedhet.server_app.listeners import End, Finished, Listener, Start
 from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.stopping import EarlyStopping
@@ -32,17 +31,7 @@ def best_model_rule(recipe: DictConfig, stopping: EarlyStopping) -> EarlyStoppin
     chosen = recipe.checkpoint.best
     if not chosen:
         return None
-    rule = EarlyStopping(str(chosen))
-    if chosen is True or chosen == stopping.metric:
-        rule = stopping
-    name = MetricName.read(rule.metric)
-    if name.where == RECEIVED:
-        raise ConfigError(
-            f"checkpoint.best={chosen} goes by {name}, which is of the model before a round and "
-            "not of the one that is kept: choose another metric, such as "
-            f"{replace(name, where=CLIENT)}"
-        )
-    return rule
+    return stopping if chosen in (True, stopping.metric) else EarlyStopping(str(chosen))
 
 
 def check_measured(

@@ -1,6 +1,6 @@
-"""Rounds after which a run ends early: early stopping and the target accuracy.
+"""Rounds after which a run ends early: early stopping, the target accuracy, and divergence.
 
-Both follow from the rows of metrics.jsonl, so a resumed run goes on as if it had not ended.
+The first two follow from the rows of metrics.jsonl: a resumed run goes on as if it had not ended.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from fedhet.common.errors import DivergedError
 from fedhet.common.metrics import larger_is_better
 from fedhet.common.results import Row
 from fedhet.server_app.listeners import End, Finished, Listener
@@ -129,3 +131,26 @@ class Stopping(Listener):
             end.about["stop_reason"] = self.reason
         if self._rule.patience is not None:
             end.about["best_round"] = self._rule.summary(self._rows)
+
+
+class Divergence(Listener):
+    """Raises a DivergedError after a round whose loss is NaN or Inf; ``folder`` is the run's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def on_round(self, finished: Finished) -> None:
+        """Check the loss of the evaluated model."""
+        round, loss = finished.report.round, finished.report.evaluation.get("loss", 0.0)
+        if math.isfinite(loss):
+            return
+        what = f"after round {round} the loss of the evaluated model is {loss}"
+        if round == 0:
+            raise DivergedError(
+                f"{what}, and nothing has been trained yet: the test examples contain NaN or Inf, "
+                "or the initial model or the loss returns it"
+            )
+        raise DivergedError(
+            f"{what}; {self._folder / 'checkpoints'} has the rounds before it (smaller steps may "
+            "help: local.lr, local.clip, server.lr)"
+        )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedhet.common.files import save_text
+from fedhet.common.nested import leaves
 from fedhet.common.results import COMPLETED, STOPPED
 from fedhet.server_app.listeners import Start
 from fedhet.server_app.loggers import Row, require_package, scalars
@@ -75,7 +76,7 @@ class MLflow:
         # the paper's tables change nothing in the run
         settings = {name: value for name, value in run.config.items() if name != "paper"}
         params = [
-            self._entities.Param(_allowed(name), str(value)) for name, value in _leaves(settings)
+            self._entities.Param(_allowed(name), str(value)) for name, value in leaves(settings)
         ]
         for first in range(0, len(params), _PARAMS_AT_ONCE):
             part = params[first : first + _PARAMS_AT_ONCE]
@@ -94,11 +95,3 @@ class MLflow:
 def _allowed(name: str) -> str:
     """Return a name with _ for what MLflow has in none, such as the quote in a class's name."""
     return re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)[:_LONGEST]
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

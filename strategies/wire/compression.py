@@ -196,7 +196,7 @@ class _Share(Codec):
     share: ShareAboveZero = 0.01
     """of the numbers"""
 
-    def kept(self, size: int) -> int:
+    def count(self, size: int) -> int:
         """Return how many of ``size`` numbers are sent, at least one."""
         return max(1, round(self.share * size))
 
@@ -212,14 +212,14 @@ class TopK(_Share):
 
     def arrays(self, size: int) -> Arrays:
         """Return numbers and indices, and how many are in each 65,536 if there are more."""
-        kept = self.kept(size)
-        found = {VALUES: (kept, torch.float32), INDICES: (kept, torch.uint16)}
+        count = self.count(size)
+        found = {VALUES: (count, torch.float32), INDICES: (count, torch.uint16)}
         return found if size <= _SPAN else {**found, COUNTS: (-(-size // _SPAN), torch.int32)}
 
     def encode(self, numbers: Tensor, seed: SeedSequence) -> dict[str, Tensor]:
         """Choose them; indices rise."""
         size = len(numbers)
-        chosen = numbers.abs().topk(self.kept(size), sorted=False).indices.sort().values
+        chosen = numbers.abs().topk(self.count(size), sorted=False).indices.sort().values
         counts = torch.bincount(chosen // _SPAN, minlength=-(-size // _SPAN)).int()
         indices = (chosen % _SPAN).to(torch.uint16)
         found = {VALUES: numbers[chosen].float(), INDICES: indices, COUNTS: counts}
@@ -252,7 +252,7 @@ class RandomK(_Share):
 
     def arrays(self, size: int) -> Arrays:
         """Return one array."""
-        return {VALUES: (self.kept(size), torch.float32)}
+        return {VALUES: (self.count(size), torch.float32)}
 
     def encode(self, numbers: Tensor, seed: SeedSequence) -> dict[str, Tensor]:
         """Take one number of each piece."""
@@ -271,10 +271,10 @@ class RandomK(_Share):
         They are SeedSequence's own numbers: NumPy pins these to a published reference, while a
         Generator's may differ between the releases that server and client have.
         """
-        kept = self.kept(size)
-        starts = np.arange(kept + 1, dtype=np.uint64) * np.uint64(size) // np.uint64(kept)
+        count = self.count(size)
+        starts = np.arange(count + 1, dtype=np.uint64) * np.uint64(size) // np.uint64(count)
         lengths = np.diff(starts)
-        indices = starts[:-1] + seed.generate_state(kept, np.uint64) % lengths
+        indices = starts[:-1] + seed.generate_state(count, np.uint64) % lengths
         return torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(lengths.astype("f4"))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedhet.conf import compose
 from fedhet.server_app.listeners import Finished
-from fedhet.server_app.listeners.alarm import Alarm
+from fedhet.server_app.listeners.messages import Alarm
 from fedhet.server_app.run import Run
 from fedhet.strategies.round.round_report import RoundReport
 from tests.recipes import TINY, overrides

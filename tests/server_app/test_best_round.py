@@ -200,10 +200,11 @@ def test_fine_tuning_is_of_the_clients_evaluation(tmp_path):
         run_recipe(tmp_path, *words)
 
 
-def test_the_model_before_a_round_is_not_taken_for_the_one_after_it():
-    words = ("checkpoint.best=received_accuracy",)
-    with pytest.raises(ConfigError, match=r"goes by received_accuracy.*such as client_accuracy$"):
-        best_model_rule(compose_overrides(words), EarlyStopping())
+@pytest.mark.parametrize("best", ["received_loss", "true"])
+def test_the_model_before_a_round_is_not_taken_for_the_one_after_it(best):
+    words = (f"checkpoint.best={best}", "early_stopping.metric=received_loss")
+    with pytest.raises(ConfigError, match=r"^checkpoint\.best=.*received_loss.*client_loss$"):
+        compose_overrides(words)
 
 
 def test_the_clients_loss_is_in_the_summary_where_there_is_no_accuracy():

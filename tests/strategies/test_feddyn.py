@@ -11,6 +11,7 @@ from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn
 from fedhet.strategies.wire.compression import Compression, Int4
 from tests.federation import Regression, federate
 from tests.recipes import overrides
+from tests.refused import refused
 from tests.strategies.round import test_round
 from tests.strategies.sides import built
 from tests.strategies.test_closed_forms import (
@@ -75,15 +76,15 @@ def test_the_server_keeps_the_mean_of_all_clients(up):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["strategy=feddyn", "server.lr=0.5"], r"server\.lr=0\.5, .*feddyn needs server\.lr=1"),
-        (["strategy=[feddyn,fedexp]"], "both replace the aggregator"),
+        (["strategy=feddyn", "server.lr=0.5"], "server.lr=0.5 server.lr=1"),
+        (["strategy=[feddyn,fedexp]"], "aggregator"),
         (
             ["strategy=feddyn", "strategy/aggregator=weighted_mean"],
-            "needs strategy/aggregator=uniform",
+            "strategy/aggregator",
         ),
-        (["strategy=feddyn", "strategy/server_optimizer=adam"], "needs .*server_optimizer=feddyn"),
+        (["strategy=feddyn", "strategy/server_optimizer=adam"], "strategy/server_optimizer"),
     ],
 )
 def test_what_it_cannot_be_combined_with(words, message):
-    with pytest.raises(ValueError, match=message):
+    with refused(*message.split(), kind=ValueError):
         compose(overrides(*words))

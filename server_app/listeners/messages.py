@@ -1,4 +1,4 @@
-"""What the log says of a round, and before the only one."""
+"""What a run says in its log: a line for each round, and warnings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
 from fedhet.server_app.listeners import Finished, Listener
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.round.alarm import LIMIT
 
 _FEW, _SHOWN_CLIENTS = 1 / 16, 10  # of a batch, in a warning
 _FIGURES = ("accuracy", "loss", "client_accuracy", "client_loss", "train_loss")
@@ -56,3 +57,28 @@ class SmallLastBatches(Listener):
                 size,
                 ", ".join(few[:_SHOWN_CLIENTS]) + (", ..." if few[_SHOWN_CLIENTS:] else ""),
             )
+
+
+class Alarm(Listener):
+    """Logs each round's alarms, for a run in which a client may be hostile.
+
+    On non-IID data an honest client's update is sometimes large, too. So a simulation of honest
+    clients does not have this listener; the figures are in its rows all the same.
+    """
+
+    def __init__(self) -> None:
+        self._named: set[int] = set()
+
+    def on_round(self, finished: Finished) -> None:
+        """Name the clients; what an alarm means is said with a client's first one."""
+        for client, scores in finished.report.alarms.items():
+            what = ", ".join(f"{name} (z = {z:.1f})" for name, z in scores.items())
+            text = "round %s: client %s sent an unusually large %s"
+            if client not in self._named:
+                text += (
+                    f"; z is the distance from the other clients' median length, and {LIMIT:g} the "
+                    "limit. Unusual data, an error or an attack can be the reason: look at this "
+                    "client, and see docs/robust.md for aggregators that limit what one can do"
+                )
+            self._named.add(client)
+            log(WARNING, text, finished.report.round, client, what)
