@@ -81,7 +81,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Inside = Annotated[float, Field(gt=0, lt=1)]
-BelowHalf = Annotated[float, Field(ge=0, lt=0.5)]
 Delta = Annotated[float, Field(ge=1e-10, le=0.1)]  # below, an accountant loses precision
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

@@ -10,15 +10,17 @@ median.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from fedhet.common.kinds import BelowHalf
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.modes.robust.aggregator import Combined, RobustAggregator
 
 _BLOCK = 1 << 18  # coordinates at once
+Trim = Annotated[float, Field(ge=0, lt=0.5)]
 
 
 class Median(RobustAggregator):
@@ -37,7 +39,7 @@ class TrimmedMean(RobustAggregator):
 
     option = "trimmed_mean"
 
-    trim: BelowHalf = 0.2
+    trim: Trim = 0.2
     """beta, the share of the clients that is cut at each end: k = floor(beta n)"""
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
