@@ -107,7 +107,7 @@ def event_loop(steps: int, at_once: int, buffer: int, system: LogNormal, weigh, 
 @pytest.mark.parametrize("method", ["fedbuff", "fedasync"])
 def test_a_run_is_that_of_an_event_loop_written_out(method):
     system = LogNormal(sigma=1.5)
-    how = slots(system, sampler=FixedSizeSampler(0.67))
+    how = slots(system, sampler=FixedSizeSampler(participation=0.67))
     if method == "fedbuff":
         found, reports = run(built(FedBuff, asynchronous={"buffer": 2}, **how), 12)
         expected, clock = event_loop(12, 4, 2, system, lambda tau: (1 + tau) ** -0.5, False)
@@ -163,7 +163,7 @@ def test_epsilon_counts_the_messages_to_a_client_and_no_sized_one(settings):
         server_sides=privacy.server_sides,
         aggregator=UniformMean(),
         asynchronous=settings,
-        sampler=FixedSizeSampler(0.5),
+        sampler=FixedSizeSampler(participation=0.5),
         **slots(LogNormal(sigma=1.5)),
     )
     run(strategy, 5, tamper=count)
@@ -237,7 +237,7 @@ def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
         return built(
             SCAFFOLD,
             asynchronous=Asynchronous(buffer=2),
-            **slots(system, sampler=FixedSizeSampler(0.67, seed=2)),
+            **slots(system, sampler=FixedSizeSampler(participation=0.67, seed=2)),
         )
 
     whole, reports = run(strategy(), 14, stores=folders(tmp_path / "whole", SIZE))

@@ -71,26 +71,29 @@ def test_server_optimizer_state_goes_on(optimizer):
 
 
 def test_fixed_size_sampler():
-    sampler = FixedSizeSampler(0.1, seed=4)
+    sampler = FixedSizeSampler(participation=0.1, seed=4)
     cohorts = [sampler.sample(t, 100) for t in range(1, 501)]
     assert all(len(set(cohort)) == 10 and cohort == sorted(cohort) for cohort in cohorts)
-    assert cohorts[0] == FixedSizeSampler(0.1, seed=4).sample(1, 100)
-    assert cohorts[0] != FixedSizeSampler(0.1, seed=5).sample(1, 100) != cohorts[1]
+    assert cohorts[0] == FixedSizeSampler(participation=0.1, seed=4).sample(1, 100)
+    assert cohorts[0] != FixedSizeSampler(participation=0.1, seed=5).sample(1, 100) != cohorts[1]
     counts = torch.bincount(torch.tensor(cohorts).flatten(), minlength=100)
     assert 20 < counts.min() <= counts.max() < 85
-    assert [len(FixedSizeSampler(share).sample(1, 10)) for share in (0.25, 0.01)] == [3, 1]
+    assert [len(FixedSizeSampler(participation=share).sample(1, 10)) for share in (0.25, 0.01)] == [
+        3,
+        1,
+    ]
 
 
 def test_bernoulli_sampler():
-    sizes = [len(BernoulliSampler(0.1, seed=1).sample(t, 50)) for t in range(1, 401)]
+    sizes = [len(BernoulliSampler(participation=0.1, seed=1).sample(t, 50)) for t in range(1, 401)]
     assert min(sizes) >= 1
     assert len(set(sizes)) > 5
     assert sum(sizes) / len(sizes) == pytest.approx(5.0, abs=0.5)
-    assert all(len(BernoulliSampler(0.001).sample(t, 3)) == 1 for t in range(20))
+    assert all(len(BernoulliSampler(participation=0.001).sample(t, 3)) == 1 for t in range(20))
 
 
 def test_secret_cohorts_have_the_probability_and_are_drawn_anew_by_each_sampler():
-    first, second = (BernoulliSampler(0.1, seed=None) for _ in range(2))
+    first, second = (BernoulliSampler(participation=0.1, seed=None) for _ in range(2))
     cohorts = [first.sample(t, 1000) for t in range(1, 101)]
     assert cohorts == [first.sample(t, 1000) for t in range(1, 101)]
     assert cohorts[0] != cohorts[1]
@@ -98,7 +101,7 @@ def test_secret_cohorts_have_the_probability_and_are_drawn_anew_by_each_sampler(
     # 100,000 draws: five standard deviations
     assert sum(map(len, cohorts)) == pytest.approx(10_000, abs=5 * 95)
     with pytest.raises(ConfigError, match=r"strategy\.sampler\.seed=None"):
-        FixedSizeSampler(0.1, seed=None)
+        FixedSizeSampler(participation=0.1, seed=None)
 
 
 def test_schedules_by_hand():
