@@ -72,7 +72,7 @@ def known_keys(values: Mapping[str, Any]) -> list[str]:
     """Return the keys with a value that a recipe has, and those of the schema that it could."""
     fixed = [key.name for key in keys_below(Recipe, (), tags_of(values))]
     nodes = {name: values.get(name) for name in _WITH_CLASSES}
-    own = [key for key, _ in leaves(nodes, ".") if "._target_" not in key]
+    own = [key for key, _ in leaves(nodes) if "._target_" not in key]
     return list(dict.fromkeys([*fixed, *own]))
 
 

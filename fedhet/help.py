@@ -34,7 +34,7 @@ Other groups, GROUP=OPTION:"""
 
 
 def check_flags(words: Sequence[str]) -> None:
-    """Refuse a flag that neither fedhet nor Hydra has, with the nearest one."""
+    """Reject a flag that neither fedhet nor Hydra has, and name the nearest one."""
     _take_help_texts_unread()
     known = [flag for action in get_args_parser()._actions for flag in action.option_strings]
     for word in words:
@@ -45,9 +45,9 @@ def check_flags(words: Sequence[str]) -> None:
 
 
 def _take_help_texts_unread() -> None:
-    """Let Hydra give argparse a help text that is made when it is shown, here and in its main.
+    """Let Hydra give argparse a help text that is made only when it is shown.
 
-    The argparse of Python 3.14 reads each text at once, and Hydra, up to 1.3.8, would end there.
+    argparse of Python 3.14 reads each text at once, and Hydra up to 1.3.8 would fail there.
     """
     if hasattr(argparse.ArgumentParser, "_check_help"):
         argparse.ArgumentParser._check_help = lambda parser, action: None
@@ -122,5 +122,5 @@ def _option(group: str, node: Any) -> Entry | None:
 
 def _classes(node: Any) -> list[tuple[str, Any]]:
     """Return the classes that a node builds, by key."""
-    keys = leaves(node, ".") if isinstance(node, Mapping) else ()
+    keys = leaves(node) if isinstance(node, Mapping) else ()
     return [(key, value) for key, value in keys if key.rpartition(".")[2] == "_target_"]

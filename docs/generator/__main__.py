@@ -16,15 +16,15 @@ from fedhet.conf import catalogue
 from fedhet.conf.project import FOLDER
 from fedhet.strategies.method import Method
 
-STUB = FOLDER.parent / "fedhet" / "__init__.pyi"
-_OF_METHOD = re.compile(r"from \.strategies\.(?!method |parts )")
+PUBLIC = FOLDER.parent / "fedhet" / "public_names.py"
+_OF_METHOD = re.compile(r"from fedhet\.strategies\.(?!method |parts )")
 
 
 def made_of_schema() -> dict[Path, str]:
     """Return the catalogue, public names, JSON schema, modes and conf/'s comments."""
     return {
         catalogue.FILE: catalogue.written(methods(), options()),
-        STUB: public_names(),
+        PUBLIC: public_names(),
         SCHEMA: json_schema(),
         modes.PAGE: modes.page(),
         **commented_files(),
@@ -63,13 +63,11 @@ def methods() -> list[type[Method]]:
 
 
 def public_names() -> str:
-    """Return fedhet/__init__.pyi, with the methods' classes."""
-    own = [line for line in STUB.read_text().splitlines() if not _OF_METHOD.match(line)]
-    lines = [
-        f"from .{one.__module__.removeprefix('fedhet.')} import {one.__name__} as {one.__name__}"
-        for one in methods()
-    ]
-    return "\n".join(sorted([*own, *lines])) + "\n"
+    """Return fedhet/public_names.py, with the methods' classes."""
+    meaning, _, *imports = PUBLIC.read_text(encoding="utf-8").splitlines()
+    own = [line for line in imports if not _OF_METHOD.match(line)]
+    lines = [f"from {one.__module__} import {one.__name__} as {one.__name__}" for one in methods()]
+    return "\n".join([meaning, "", *sorted([*own, *lines])]) + "\n"
 
 
 def main() -> None:

@@ -162,7 +162,7 @@ def _reference(node: dict[str, Any]) -> str:
 def _of_option(entry: Entry, section: str) -> dict[str, Any]:
     """Return the JSON schema of an option's node."""
     schema: dict[str, Any] = _object()
-    for name, value in leaves(entry["node"], "."):
+    for name, value in leaves(entry["node"]):
         *parents, last = name.split(".")
         node = schema
         for parent in parents:

@@ -146,7 +146,7 @@ class Method:
     @property
     def settings(self) -> dict[str, str]:
         """The keys and groups that it sets elsewhere, as a command line has them."""
-        plain = {key: _shown(value) for key, value in leaves(self.entry["node"], ".")}
+        plain = {key: _shown(value) for key, value in leaves(self.entry["node"])}
         other = {
             key: value
             for key, value in plain.items()

@@ -139,7 +139,7 @@ def test_discounts_by_hand_and_too_stale_replies_are_not_waited_for():
 
 def test_late_replies_may_have_the_step_sizes_of_the_rounds_that_they_were_told():
     """Halved every step: a reply's lr-sum is checked against its own round's."""
-    how = slots(LogNormal(sigma=1.5), schedule=ExponentialDecay(0.5))
+    how = slots(LogNormal(sigma=1.5), schedule=ExponentialDecay(decay=0.5))
     _, reports = run(built(FedBuff, asynchronous={"buffer": 2}, **how), 8)
     assert max(max(report.staleness) for report in reports[1:]) > 1
     assert not any(report.failures for report in reports)

@@ -51,9 +51,17 @@ BY_HAND = {
     # beta1 0: v = .01 + 1, + 4
     "adagrad": (Adagrad(lr=1.0, tau=0.1), (1.0, 2.0), [quotient(1, 1.01), quotient(2, 5.01)]),
     # beta .5, .25: m = .5, 1.25; v = .25 * .01 + .75, then .25 * .7525 + .75 * 4; no correction
-    "adam": (Adam(1.0, 0.5, 0.25, 0.1), (1, 2), [quotient(0.5, 0.7525), quotient(1.25, 3.188125)]),
+    "adam": (
+        Adam(lr=1.0, beta1=0.5, beta2=0.25, tau=0.1),
+        (1, 2),
+        [quotient(0.5, 0.7525), quotient(1.25, 3.188125)],
+    ),
     # v = .01 + .75 * 1 (Delta^2 > v), then .76 - .75 * .04 (Delta^2 < v)
-    "yogi": (Yogi(1.0, 0.5, 0.25, 0.1), (1, 0.2), [quotient(0.5, 0.76), quotient(0.35, 0.73)]),
+    "yogi": (
+        Yogi(lr=1.0, beta1=0.5, beta2=0.25, tau=0.1),
+        (1, 0.2),
+        [quotient(0.5, 0.76), quotient(0.35, 0.73)],
+    ),
 }
 
 
@@ -62,7 +70,7 @@ def test_server_optimizers_by_hand(optimizer, deltas, moves):
     assert steps(begun(optimizer), *deltas) == pytest.approx([moves[0], sum(moves)], rel=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(1.0, 0.9), Adagrad(), Adam(), Yogi()])
+@pytest.mark.parametrize("optimizer", [SGD(lr=1.0, momentum=0.9), Adagrad(), Adam(), Yogi()])
 def test_server_optimizer_state_goes_on(optimizer):
     first, whole, fresh = (begun(copy.deepcopy(optimizer)) for _ in range(3))
     x = steps(first, 1.0, -2.0)[-1]
@@ -106,12 +114,12 @@ def test_secret_cohorts_have_the_probability_and_are_drawn_anew_by_each_sampler(
 
 def test_schedules_by_hand():
     assert Constant()(7, 10) == 1.0
-    assert ExponentialDecay(0.5)(3, 10) == 0.25
+    assert ExponentialDecay(decay=0.5)(3, 10) == 0.25
     assert [Cosine()(t, 4) for t in (1, 3)] == pytest.approx([1.0, 0.5])
     assert Cosine(floor=0.2)(5, 4) == pytest.approx(0.2)
     # .55 * 100 is 55.00000000000001
-    assert [MultiStep((0.55,), 0.1)(t, 100) for t in (55, 56)] == [1.0, 0.1]
-    stepped = [MultiStep((0.5, 0.75), 0.1)(t, 8) for t in (4, 5, 6, 7)]
+    assert [MultiStep(milestones=(0.55,), decay=0.1)(t, 100) for t in (55, 56)] == [1.0, 0.1]
+    stepped = [MultiStep(milestones=(0.5, 0.75), decay=0.1)(t, 8) for t in (4, 5, 6, 7)]
     assert stepped == pytest.approx([1.0, 0.1, 0.1, 0.01])
 
 
