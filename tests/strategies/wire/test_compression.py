@@ -1,7 +1,6 @@
 """Codecs: what they send and what comes of it, against closed forms and brute force."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -64,13 +63,13 @@ def test_numbers_on_the_levels_come_back_exactly(codec, levels, size):
     assert torch.equal(sent(codec, torch.zeros(size)), torch.zeros(size))
 
 
-@pytest.mark.parametrize("codec", [Int8(block=2**40), Int4(block=2**40)])
+@pytest.mark.parametrize("codec", [Int8(block=2**31 - 1), Int4(block=2**31 - 1)])
 def test_a_block_longer_than_the_vector_is_as_long_as_the_vector(codec):
     numbers = drawn(300)
     found = sent(codec, numbers)
     assert len(codec.encode(numbers, SEED)[SCALES]) == 1
     assert float((found - numbers).abs().max()) <= float(numbers.abs().max()) / codec.levels
-    assert torch.equal(found, sent(replace(codec, block=300), numbers))
+    assert torch.equal(found, sent(type(codec)(block=300), numbers))
 
 
 def test_rounding_is_off_by_the_stated_share_at_most():
@@ -144,7 +143,7 @@ def test_nan_and_inf_are_sent_as_they_are(codec, value):
         (lambda: TopK(share=0.0), r"up\.share=0"),
         (lambda: RandomK(share=1.5), r"up\.share=1\.5"),
         (lambda: Int8(block=0), r"up\.block=0"),
-        (lambda: Compression(down="top_k"), r"down='top_k'.*bfloat16"),
+        (lambda: Compression(down="top_k"), r"down=top_k.*bfloat16"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_its_key(build, key):

@@ -263,12 +263,12 @@ def test_payloads_and_buffers_have_the_same_rule(aggregator):
 def test_a_lie_in_a_payload_cannot_set_the_scale_by_which_it_is_judged(rule):
     """The fewest honest clients that the rule allows; the hostile updates are the honest mean."""
     attackers = 4
-    honest = rule(attackers).least_vectors - attackers
+    honest = rule(attackers=attackers).least_vectors - attackers
     vectors, payloads = drawn(honest), drawn(honest, seed=1)
     vectors = np.concatenate([vectors, np.repeat(vectors.mean(0, keepdims=True), attackers, 0)])
     for lie in (1e2, 1e6):
         lies = np.full((attackers, 19), lie)
-        aggregator = rule(attackers)
+        aggregator = rule(attackers=attackers)
         combined(aggregator, replies_of(vectors, np.concatenate([payloads, lies])))
         assert [aggregator.trust[honest + i] for i in range(attackers)] == [0.0] * attackers
 
