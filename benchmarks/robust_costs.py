@@ -38,9 +38,9 @@ _HOSTILE = 20  # of 100
 _MAKE: dict[str, Callable[[], RobustAggregator]] = {
     "median": Median,
     "trimmed_mean": TrimmedMean,
-    "krum": lambda: Krum(_HOSTILE),
-    "multi_krum": lambda: MultiKrum(_HOSTILE),
-    "bulyan": lambda: Bulyan(_HOSTILE),
+    "krum": lambda: Krum(attackers=_HOSTILE),
+    "multi_krum": lambda: MultiKrum(attackers=_HOSTILE),
+    "bulyan": lambda: Bulyan(attackers=_HOSTILE),
     "geometric_median": GeometricMedian,
     "centered_clipping": CenteredClipping,
     "norm_bound": NormBound,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import (
     Annotated,
     Any,
@@ -102,6 +103,27 @@ class Configured:
         return f"{type(self).__name__}({values})"
 
 
+class Option(Configured):
+    """A class that an option of a config group builds: ``fedhet GROUP=OPTION``.
+
+    Attributes:
+        group: such as strategy/aggregator.
+        option: its name there; a class without one is a base of others.
+        variants: in place of ``option``, where several options build the class: by name, the
+            values that each has in place of the class's defaults.
+    """
+
+    group: ClassVar[str] = ""
+    option: ClassVar[str] = ""
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+
+    def __init_subclass__(cls) -> None:
+        """Name the node of the recipe as the group."""
+        super().__init_subclass__()
+        if "group" in vars(cls) and "section" not in vars(cls):
+            cls.section = cls.group.replace("/", ".")
+
+
 def fields(kind: type[Configured]) -> Mapping[str, Field]:
     """Return a class's parameters by name, those of the classes that it extends first."""
     any_kind: Any = kind  # to mypy, no class of this kind can be hashed
@@ -168,18 +190,21 @@ def checked(kind: type[Configured], given: Mapping[str, Any]) -> dict[str, Any]:
     try:
         found = _model(any_kind).model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(dict.fromkeys(_lines(kind, error)))) from None
+        raise ConfigError("; ".join(dict.fromkeys(_lines(kind, error, values)))) from None
     return {name: getattr(found, name) for name in known}
 
 
 def _plain(field: Field | None, value: Any) -> Any:
     """Return a value as the model takes it: a section from its mapping, NumPy's numbers as ours."""
     if field is not None and (kind := section_of(field)) and isinstance(value, Mapping):
-        return kind(**value)
+        default = field.default  # the mapping says what changes of it
+        return kind(**{name: getattr(default, name) for name in default.given} | dict(value))
     return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
 
 
-def _lines(kind: type[Configured], error: ValidationError) -> Iterator[str]:
+def _lines(
+    kind: type[Configured], error: ValidationError, values: Mapping[str, Any]
+) -> Iterator[str]:
     known = fields(kind)
     for one in error.errors(include_url=False, include_context=False):
         name = str(one["loc"][0]) if one["loc"] else ""
@@ -195,7 +220,7 @@ def _lines(kind: type[Configured], error: ValidationError) -> Iterator[str]:
         if one["type"] == "missing":
             yield f"{key} is not set: it must be {field.allowed}"
         else:
-            yield refusal(key, one["input"] if len(one["loc"]) == 1 else None, field.annotation)
+            yield refusal(key, values.get(name), field.annotation)
 
 
 def refusal(key: str, value: Any, annotation: Any) -> str:

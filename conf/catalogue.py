@@ -1,8 +1,9 @@
-"""The catalogue of methods: what their classes say, in one generated file.
+"""The catalogue of methods and options: what their classes say, in one generated file.
 
-Composing a recipe, ``--help`` and completion need the methods' keys, defaults and meanings, and
-must not wait for PyTorch. ``methods.json`` has what :func:`entry_of` makes of the classes
-(``make docs`` writes it, and a test compares them); a method of the user's own is imported.
+Composing a recipe, ``--help`` and completion need the keys, defaults and meanings, and must not
+wait for PyTorch. ``catalogue.json`` has what :func:`method_entry` and :func:`option_entries` make
+of the classes (``make docs`` writes it, and a test compares them); a method of the user's own is
+imported.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Any, TypedDict, get_args
 
 from pydantic import TypeAdapter
 
-from fedhet.common.configured import Configured, Field, fields, section_of
+from fedhet.common.configured import MISSING, Configured, Field, Option, fields, section_of
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import in_words, short_words
-from fedhet.conf.project import FOLDER
 
-FILE = FOLDER / "methods.json"
-GROUP = "strategy"
+FILE = Path(__file__).with_name("catalogue.json")
+METHODS = "strategy"  # the group of the methods; the others have options
+LOCAL_OPTIMIZERS = "local/optimizers"  # conf/local/default.yaml has them all
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-class Option(TypedDict):
-    """A key of a method."""
+class Key(TypedDict):
+    """A key of a method or an option."""
 
     default: Any  # as a recipe has it
     allowed: str  # in words
@@ -39,27 +41,42 @@ class Option(TypedDict):
 
 
 class Entry(TypedDict):
+    """What a recipe takes from the class of an option."""
+
+    summary: str
+    node: dict[str, Any]  # of a method: from the recipe's root
+    keys: dict[str, Key]  # by name
+
+
+class MethodEntry(Entry):
     """What a recipe takes from a method's class.
 
-    ``node`` is what the method's recipe has, and ``groups`` the options that it chooses of other
-    groups; ``requires`` are keys and the only value that they may have.
+    ``groups`` are the options that it chooses of other groups; ``requires`` are keys and the only
+    value that they may have.
     """
 
     path: str  # module:class
     name: str
-    summary: str
     replaces: list[str]
     requires: dict[str, Any]
     groups: dict[str, str]
-    node: dict[str, Any]
-    options: dict[str, Option]  # by key
 
 
 @cache
-def catalogue() -> Mapping[str, Entry]:
-    """Return fedhet's methods by name."""
-    found: dict[str, Entry] = json.loads(FILE.read_text(encoding="utf-8"))
+def _catalogue() -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
+
+
+def methods() -> Mapping[str, MethodEntry]:
+    """Return fedhet's methods by name."""
+    found: Mapping[str, MethodEntry] = _catalogue()[METHODS]
+    return found
+
+
+def options() -> Mapping[str, Mapping[str, Entry]]:
+    """Return the options that classes define, by group and name."""
+    return {group: found for group, found in _catalogue().items() if group != METHODS}
 
 
 def is_own(name: str) -> bool:
@@ -68,19 +85,19 @@ def is_own(name: str) -> bool:
 
 
 @cache
-def entry(name: str) -> Entry:
+def method_of(name: str) -> MethodEntry:
     """Return a method's entry, by its name or by its class, ``package.module:Class``.
 
     Raises:
         ConfigError: if there is no such class, or it is no method.
     """
-    known = catalogue()
+    known = methods()
     if name in known:
         return known[name]
     for one in known.values():
         if one["path"] == name:
             return one
-    return entry_of(load(name))
+    return method_entry(load(name))
 
 
 def load(path: str) -> type[Any]:
@@ -102,7 +119,7 @@ def load(path: str) -> type[Any]:
 
 
 # ------------------------------------------------------------------------------- from the classes
-def entry_of(kind: type[Any]) -> Entry:
+def method_entry(kind: type[Any]) -> MethodEntry:
     """Return what a recipe takes from a method's class."""
     shared = [section for _, section in _sections(kind) if hasattr(section, "settings")]
     settings: dict[str, Any] = {}
@@ -112,15 +129,15 @@ def entry_of(kind: type[Any]) -> Entry:
         settings |= one.settings
         requires |= one.requires
     settings |= _changed_defaults(kind)
-    groups = {key: value for key, value in settings.items() if (FOLDER / key).is_dir()}
+    groups = {key: value for key, value in settings.items() if key in options()}
     path = f"{kind.__module__}:{kind.__qualname__}"
     node: dict[str, Any] = {"strategy": {"methods": {kind.name: path}}}
-    options = dict(_options(kind))
+    keys = dict(_method_keys(kind))
     for key, value in settings.items():
         if key not in groups:
             _put(node, key, value)
-    for key, option in options.items():
-        _put(node, key, option["default"])
+    for key, own in keys.items():
+        _put(node, key, own["default"])
     return {
         "path": path,
         "name": kind.name,
@@ -129,8 +146,67 @@ def entry_of(kind: type[Any]) -> Entry:
         "requires": requires,
         "groups": groups,
         "node": node,
-        "options": options,
+        "keys": keys,
     }
+
+
+def option_entries(kind: type[Option]) -> Iterator[tuple[str, Entry]]:
+    """Yield the options that a class defines, by name; a base of other classes has none."""
+    own = vars(kind)
+    variants = own.get("variants") or ({kind.option: {}} if "option" in own else {})
+    for name, changed in variants.items():
+        parts = [type(value) for value in changed.values() if isinstance(value, Configured)]
+        yield (
+            name,
+            {
+                "summary": _paragraph(inspect.getdoc((*parts, kind)[0]) or ""),
+                "node": _node(kind, changed),
+                "keys": dict(_option_keys(kind, changed)),
+            },
+        )
+
+
+def _node(kind: type[Configured], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the node that builds a class, with these values in place of its defaults."""
+    node: dict[str, Any] = {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
+    for field, value in _values(kind, changed):
+        own = isinstance(value, Configured)
+        node[field.name] = _node(type(value), {}) if own else _in_recipe(field, value)
+    return node
+
+
+def _option_keys(kind: type[Configured], changed: Mapping[str, Any]) -> Iterator[tuple[str, Key]]:
+    meanings = _meanings(kind)
+    for field, value in _values(kind, changed):
+        if isinstance(value, Configured):
+            yield from _option_keys(type(value), {})
+        elif not any(_is_configured(one) for one in get_args(field.annotation)):
+            yield f"{kind.section}.{field.name}", _key(field, value, meanings)
+
+
+def _values(kind: type[Configured], changed: Mapping[str, Any]) -> Iterator[tuple[Field, Any]]:
+    for field in fields(kind).values():
+        yield field, changed.get(field.name, field.default)
+
+
+def _is_configured(annotation: Any) -> bool:
+    """Return whether a type is a class with parameters of its own, or may be one."""
+    is_class = isinstance(annotation, type) and issubclass(annotation, Configured)
+    return is_class or any(map(_is_configured, get_args(annotation)))
+
+
+def _key(field: Field, value: Any, meanings: Mapping[str, str]) -> Key:
+    return {
+        "default": _in_recipe(field, value),
+        "allowed": short_words(in_words(field.annotation)),
+        "meaning": meanings.get(field.name, ""),
+        "schema": TypeAdapter(field.annotation).json_schema(),
+    }
+
+
+def _in_recipe(field: Field, value: Any) -> Any:
+    """Return a parameter's default as a recipe has it; ??? where a user has to give it."""
+    return field.refers or ("???" if value is MISSING else value)
 
 
 def _sections(kind: type[Configured]) -> Iterator[tuple[str, Configured]]:
@@ -140,28 +216,20 @@ def _sections(kind: type[Configured]) -> Iterator[tuple[str, Configured]]:
             yield field.name, field.default
 
 
-def _options(kind: type[Configured]) -> Iterator[tuple[str, Option]]:
-    yield from _own_options(kind, None)
+def _method_keys(kind: type[Configured]) -> Iterator[tuple[str, Key]]:
+    yield from _own_keys(kind, None)
     for _, section in _sections(kind):
-        yield from _own_options(type(section), section)
+        yield from _own_keys(type(section), section)
 
 
-def _own_options(kind: type[Configured], values: Configured | None) -> Iterator[tuple[str, Option]]:
+def _own_keys(kind: type[Configured], values: Configured | None) -> Iterator[tuple[str, Key]]:
     """Yield the keys below a class's own node; ``values`` has other defaults than the class."""
     meanings = _meanings(kind)
     for field in fields(kind).values():
         if field.key or field.in_code or section_of(field):
             continue
         default = field.default if values is None else getattr(values, field.name)
-        yield (
-            f"{kind.section}.{field.name}",
-            {
-                "default": field.refers or default,
-                "allowed": short_words(in_words(field.annotation)),
-                "meaning": meanings.get(field.name, ""),
-                "schema": TypeAdapter(field.annotation).json_schema(),
-            },
-        )
+        yield f"{kind.section}.{field.name}", _key(field, default, meanings)
 
 
 def _changed_defaults(kind: type[Configured]) -> dict[str, Any]:
@@ -205,7 +273,11 @@ def _put(node: dict[str, Any], key: str, value: Any) -> None:
     node[name] = value
 
 
-def written(methods: Iterable[type[Any]]) -> str:
+def written(methods: Iterable[type[Any]], options: Iterable[type[Option]]) -> str:
     """Return the catalogue of these classes, as its file has it."""
-    found = {one.name: entry_of(one) for one in sorted(methods, key=lambda one: str(one.name))}
+    found: dict[str, dict[str, Any]] = {}
+    for kind in options:
+        found.setdefault(kind.group, {}).update(option_entries(kind))
+    found[METHODS] = {one.name: method_entry(one) for one in methods}
+    found = {group: dict(sorted(each.items())) for group, each in sorted(found.items())}
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"

@@ -2,8 +2,8 @@
 
 Every command composes through ``conf.compose``, and Hydra's own composition passes through
 ``checked``, so this is the one place where fixed keys are checked. What needs the code of a class
-(torch), the data or the model is checked after it: ``fedhet.conf.arguments``, constructors,
-``fedhet.server_app.assembly``.
+(torch), the data or the model is checked after it: by the classes (``fedhet.common.configured``)
+and by ``fedhet.server_app.assembly``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from fedhet.common.errors import ConfigError, did_you_mean, is_list
 from fedhet.common.nested import leaves
-from fedhet.conf.catalogue import GROUP, catalogue
+from fedhet.conf.catalogue import LOCAL_OPTIMIZERS, METHODS, methods, options
 from fedhet.conf.composition import can_be_read, quoted, typed, with_open_keys
 from fedhet.conf.project import conf_folders, where_looked
 from fedhet.conf.schema import Recipe
@@ -26,6 +26,7 @@ from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of, variants_o
 SEVERAL = "Ambiguous value for argument"  # Hydra's, too
 NO_OPTION = "Config group override must be"  # Hydra's ValueError
 _SHOWN = 4  # options that an error lists
+_WITH_CLASSES = ("strategy", "schedule", "system", "attack")  # nodes with keys of their classes
 _PACKAGE = re.compile(r"# @package (\S+)")  # Hydra's, in the first line of a file
 _LINES = 200  # characters of a message that is not ours
 _NO_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
@@ -70,8 +71,8 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
 def known_keys(values: Mapping[str, Any]) -> list[str]:
     """Return the keys with a value that a recipe has, and those of the schema that it could."""
     fixed = [key.name for key in keys_below(Recipe, (), tags_of(values))]
-    strategy = values.get("strategy", {})
-    own = [key for key, _ in leaves({"strategy": strategy}, ".") if "._target_" not in key]
+    nodes = {name: values.get(name) for name in _WITH_CLASSES}
+    own = [key for key, _ in leaves(nodes) if "._target_" not in key]
     return list(dict.fromkeys([*fixed, *own]))
 
 
@@ -181,13 +182,13 @@ def options_of(group: str, folders: Sequence[Path] | None = None) -> list[str]:
     """Return the options of a config group, by default the project's included."""
     where = [folder / group for folder in folders or conf_folders()]
     files = {path.stem for folder in where for path in folder.glob("*.yaml")}
-    return sorted({*files, *(catalogue() if group == GROUP else ())})
+    return sorted({*files, *(methods() if group == METHODS else options().get(group, ()))})
 
 
 def method_lines() -> dict[str, str]:
     """Return what each method is, by its name; the project's recipes included."""
-    own = [path for folder in conf_folders()[1:] for path in (folder / GROUP).glob("*.yaml")]
-    found = {name: one["summary"] for name, one in catalogue().items()}
+    own = [path for folder in conf_folders()[1:] for path in (folder / METHODS).glob("*.yaml")]
+    found = {name: one["summary"] for name, one in methods().items()}
     return dict(sorted({**found, **{path.stem: first_comment(path) for path in own}}.items()))
 
 
@@ -233,7 +234,7 @@ def _groups(folders: Sequence[Path]) -> list[str]:
         for folder in folders
         for path in folder.glob("**/*.yaml")
     }
-    found.add(GROUP)
+    found |= {METHODS, *options()} - {LOCAL_OPTIMIZERS}
     return sorted(name for name in found if name != "." and not name.startswith("base"))
 
 
@@ -241,8 +242,8 @@ def _groups(folders: Sequence[Path]) -> list[str]:
 def keys_of_methods() -> Mapping[str, Sequence[str]]:
     """Return the methods' own keys below ``strategy``, each with the methods that have it."""
     found: dict[str, list[str]] = {}
-    for name, one in sorted(catalogue().items()):
-        for key in one["options"]:
+    for name, one in sorted(methods().items()):
+        for key in one["keys"]:
             found.setdefault(key, []).append(name)
     return found
 
@@ -290,7 +291,9 @@ def _group_of(key: str) -> tuple[str, str]:
 
 
 def _content_of(group: str, option: str) -> dict[str, Any]:
-    """Return what an option's file has below its group."""
+    """Return what an option has below its group."""
+    if option in options().get(group, ()):
+        return options()[group][option]["node"]
     path = next(
         one for folder in conf_folders() if (one := folder / group / f"{option}.yaml").is_file()
     )

@@ -26,6 +26,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.errors import ConfigError
+from fedhet.conf.catalogue import METHODS, methods, options
+from fedhet.conf.catalogue_source import CatalogueSource
 
 FOLDER = Path(__file__).resolve().parent
 # The papers' experiments stand beside conf/ in a clone, a wheel and an app bundle.
@@ -89,16 +91,16 @@ def _read(path: Path) -> Project | None:
     for recipe in sorted(found.recipes.rglob("*.yaml")):
         name = recipe.relative_to(found.recipes)
         known = any((folder / name).exists() for folder in (FOLDER, *PAPERS))
-        if known or _is_a_method(name):
+        if known or _in_catalogue(name):
             raise ConfigError(f"{recipe}: fedhet has a recipe {name}, too; rename yours")
         _text(recipe, recipe.read_bytes())
     return found
 
 
-def _is_a_method(recipe: Path) -> bool:
-    from fedhet.conf.catalogue import catalogue
-
-    return recipe.parent.as_posix() == "strategy" and recipe.stem in catalogue()
+def _in_catalogue(recipe: Path) -> bool:
+    """Return whether a recipe file has the name of a method or an option of fedhet's."""
+    group = recipe.parent.as_posix()
+    return recipe.stem in (methods() if group == METHODS else options().get(group, ()))
 
 
 def _text(path: Path, content: bytes) -> str:
@@ -140,20 +142,18 @@ def conf_folders() -> tuple[Path, ...]:
 
 
 class _Recipes(SearchPathPlugin):
-    """Lets Hydra find recipes outside conf/: methods' (conf/method_source.py) and others'."""
+    """Lets Hydra find the catalogue (conf/catalogue_source.py) and recipes outside conf/."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the methods and the folders of the papers and of the project."""
-        search_path.append("fedhet", "methods://")
+        """Append the catalogue and the folders of the papers and of the project."""
+        search_path.append("fedhet", "catalogue://")
         for folder in conf_folders()[1:]:
             search_path.append("fedhet", f"file://{folder}")
 
 
 def register_recipes() -> None:
     """Let Hydra find all recipes, in this process."""
-    from fedhet.conf.method_source import MethodSource
-
-    Plugins.instance().register(MethodSource)
+    Plugins.instance().register(CatalogueSource)
     Plugins.instance().register(_Recipes)
 
 

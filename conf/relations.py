@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.errors import ConfigError, require_choice
-from fedhet.conf.catalogue import entry
+from fedhet.conf.catalogue import method_of
 from fedhet.conf.metrics import check_metrics
 from fedhet.conf.mistakes import option_of_target
 
@@ -70,7 +70,7 @@ def check_slots(strategy: Mapping[str, Any]) -> None:
     """Refuse two methods that replace the same slot: the order of their names would decide."""
     owners: dict[str, str] = {}
     for method, path in sorted(strategy["methods"].items()):
-        for slot in entry(path)["replaces"]:
+        for slot in method_of(path)["replaces"]:
             if slot in owners:
                 raise ConfigError(
                     f"strategy=[{owners[slot]},{method}]: both replace the {slot}, and there is "
@@ -82,7 +82,7 @@ def check_slots(strategy: Mapping[str, Any]) -> None:
 def check_requirements(recipe: DictConfig) -> None:
     """Refuse settings that a method of the recipe cannot have."""
     for method, path in recipe.strategy.methods.items():
-        for key, needed in entry(str(path))["requires"].items():
+        for key, needed in method_of(str(path))["requires"].items():
             found = OmegaConf.select(recipe, key)
             if found != needed:
                 name, found, needed = _as_written(key, found, needed)
@@ -218,7 +218,7 @@ def _check_attack(values: Mapping[str, Any]) -> None:
             f"attack {name} is for simulations, and runtime={values['runtime']['name']} with "
             "runtime.simulation=false has real clients: set attack=none"
         )
-    if not attack["allow"]:
+    if not attack.get("allow"):
         raise ConfigError(
             f"attack {name} makes clients of this run hostile on purpose, and attack.allow=false: "
             "set attack.allow=true if you mean it, or attack=none"

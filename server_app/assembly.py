@@ -21,11 +21,11 @@ from fedhet.common.metrics import (
 from fedhet.conf import (
     build_local_optimizer,
     build_part,
+    check_loggers,
     fingerprint,
     method_name,
     plain_part,
 )
-from fedhet.conf.arguments import check_arguments
 from fedhet.conf.build import strategy_of, strategy_parts
 from fedhet.conf.metrics import hides_scores
 from fedhet.server_app.initial_model import initial_model_file
@@ -79,7 +79,7 @@ def check_parts(recipe: DictConfig) -> None:
     check_sides(parts.client_sides, parts.server_sides, allow_stacked=stacked)
     _check_kind(recipe, kind_of(task), parts.client_sides)
     _check_cohort(recipe)
-    check_arguments(recipe.logger, "logger")  # not built: its package is the server's
+    check_loggers(recipe.logger)
     if recipe.runtime.simulation and not recipe.resume:  # else the file may be elsewhere, or gone
         initial_model_file(recipe)
 

@@ -117,7 +117,7 @@ class Distilled:
         maker = Generator(how.latent, how.width, shape).to(device)
         maker = maker.to(memory_format=torch.channels_last)  # faster on a CPU
         pool = torch.empty(self.epochs * how.images, *shape, dtype=torch.uint8, device=device)
-        optimizer = SGD(learning.momentum)
+        optimizer = SGD(momentum=learning.momentum)
         optimizer.start(dict(student.named_parameters()), learning.lr)
         for epoch in range(1, self.epochs + 1):
             images, losses = generate(maker, teacher, student, views, how)

@@ -40,7 +40,7 @@ class FedAvgM(Method):
 
     def parts(self) -> Parts:
         """Step by SGD with momentum."""
-        return Parts(server_optimizer=SGD(self.server_lr, self.momentum))
+        return Parts(server_optimizer=SGD(lr=self.server_lr, momentum=self.momentum))
 
 
 class _Adaptive(Method):
@@ -68,7 +68,8 @@ class FedAdagrad(_Adaptive):
 
     def parts(self) -> Parts:
         """Step by Adagrad."""
-        return Parts(server_optimizer=Adagrad(self.server_lr, self.beta1, self.tau))
+        optimizer = Adagrad(lr=self.server_lr, beta1=self.beta1, tau=self.tau)
+        return Parts(server_optimizer=optimizer)
 
 
 class FedAdam(_Adaptive):
@@ -81,7 +82,8 @@ class FedAdam(_Adaptive):
 
     def parts(self) -> Parts:
         """Step by Adam."""
-        return Parts(server_optimizer=Adam(self.server_lr, self.beta1, self.beta2, self.tau))
+        optimizer = Adam(lr=self.server_lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
+        return Parts(server_optimizer=optimizer)
 
 
 class FedYogi(_Adaptive):
@@ -94,7 +96,8 @@ class FedYogi(_Adaptive):
 
     def parts(self) -> Parts:
         """Step by Yogi."""
-        return Parts(server_optimizer=Yogi(self.server_lr, self.beta1, self.beta2, self.tau))
+        optimizer = Yogi(lr=self.server_lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
+        return Parts(server_optimizer=optimizer)
 
 
 class Local(Method):

@@ -104,7 +104,7 @@ class FederatedStrategy(Strategy):
         self.server_step = ServerStep(
             self.server_sides,
             parts.aggregator or WeightedMean(),
-            parts.server_optimizer or server_optimizers.SGD(setup.server_lr),
+            parts.server_optimizer or server_optimizers.SGD(lr=setup.server_lr),
             list(parts.transforms.values()),
             setup.buffers,
             parts.output or Latest(),

@@ -30,7 +30,6 @@ from fedhet.common.kinds import NotNegative
 from fedhet.strategies.base import Batch, Tensors
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.local_optimizers import SGD
-from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fedcm import ClientMomentum
 from fedhet.strategies.method import Method, MethodPart
 from fedhet.strategies.parts import Parts
@@ -52,10 +51,12 @@ class SAM:
         rho: float,
         momentum: float,
         weight_decay: float,
-        momentum_layers: TensorSelector | str,
+        momentum_layers: str,
     ) -> None:
         self.rho = rho
-        self.outer = SGD(momentum, weight_decay, momentum_layers)
+        self.outer = SGD(
+            momentum=momentum, weight_decay=weight_decay, momentum_layers=momentum_layers
+        )
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from fedhet.common.configured import Refers
+from fedhet.common.configured import Option, Refers
 from fedhet.common.kinds import Delta, NotNegative, Positive, Seed, Share, ShareAboveZero, Whole
 from fedhet.strategies.components.samplers import BernoulliSampler
-from fedhet.strategies.method import MethodPart
 from fedhet.strategies.modes.private.clipping import AdaptiveNorm, ClippingNorm, FixedNorm
 from fedhet.strategies.modes.private.differential_privacy import (
     CentralPrivacy,
@@ -22,10 +21,11 @@ from fedhet.strategies.slots import ClientSampler
 Clipping = Literal["client", "server"]
 
 
-class Privacy(MethodPart):
+class Privacy(Option):
     """Clips what clients send, and adds noise."""
 
-    name = "differential_privacy"
+    group = "strategy/differential_privacy"
+    name: ClassVar[str] = "differential_privacy"  # of both halves
 
     delta: Delta = 1.0e-5
     """for which epsilon is reported"""
@@ -47,8 +47,11 @@ class Central(Privacy):
     """z: the sum over m clients gets noise of z C, and is divided by m, the clients expected in a
     round; 0: none. Where C adapts, z is of the mean and the count of unclipped clients together"""
     seed: Annotated[Seed, Refers("${seed}")] = 0
+    """of the noise, where it is reproducible"""
     clients: Annotated[Whole, Refers("${clients}")] = 0
+    """N"""
     participation: Annotated[ShareAboveZero, Refers("${participation}")] = 1.0
+    """|S| / N, the share of clients in a round"""
 
     def norm(self) -> ClippingNorm:
         """Return the clipping norm C."""
@@ -69,6 +72,8 @@ class CentralFixed(Central):
     server adds noise to the sum.
     """
 
+    option = "central_fixed"
+
     clipping_norm: Positive = 1.0
     """C, the most that a client's update and payloads may measure together (L2)"""
 
@@ -81,6 +86,8 @@ class CentralAdaptive(Central):
     """Central differential privacy with a clipping norm that follows a quantile of the clients'
     norms (Andrew et al. 2021).
     """
+
+    option = "central_adaptive"
 
     initial_clipping_norm: Positive = 0.1
     """C, at first"""
@@ -103,6 +110,8 @@ class Local(Privacy):
     """Local differential privacy (Dwork and Roth 2014): a client clips what it sends and adds the
     noise itself.
     """
+
+    option = "local"
 
     clipping_norm: Positive = 1.0
     """C, the most that a client's update and payloads may measure together (L2)"""

@@ -85,7 +85,9 @@ class SumAggregator(Protocol):
     One that reads their norms, too, says so in an attribute ``reads``.
     """
 
-    weighting: Weighting
+    @property
+    def weighting(self) -> Weighting:
+        """How clients weigh."""
 
     def __call__(self, params: Tensors, total: ReplySum, /) -> dict[str, Tensor]:
         """Return Delta."""

@@ -10,11 +10,12 @@ from omegaconf import OmegaConf, open_dict
 
 from fedhet.conf import FOLDER, compose_overrides, config_yaml, method_name
 from fedhet.conf.experiments import experiment_files, read_experiment
+from fedhet.conf.mistakes import options_of
 from fedhet.report.published_tables import Paper, read_paper, selects
 from fedhet.report.run_data import flat
 
 EXPERIMENTS = experiment_files()
-METHODS = {path.stem for path in (FOLDER / "strategy").glob("*.yaml")}
+METHODS = set(options_of("strategy"))
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", EXPERIMENTS)]
 
 

@@ -99,8 +99,8 @@ def test_the_bundle_holds_the_code_and_the_recipes_and_nothing_else():
         path
         for path in files
         if path.startswith(tuple(f"{package}/" for package in PACKAGES))
-        and (path.endswith(".py") or (path.startswith("conf/") and path.endswith(".yaml")))
-    } | {"fedhet/__init__.py"}
+        and path.endswith((".py", ".yaml", ".json") if path.startswith("conf/") else ".py")
+    } | {"fedhet/__init__.py", "fedhet/public_names.py"}
     wanted |= {name for name in files if re.fullmatch(r"reproductions/\w+/conf/.+\.yaml", name)}
     assert {path.relative_to(ROOT).as_posix() for path in experiment_files().values()} <= wanted
     assert {"server_app/app.py", "client_app/app.py", "conf/config.yaml"} <= wanted

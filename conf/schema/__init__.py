@@ -2,8 +2,8 @@
 
 ``fedhet --help``, docs/keys.md, the comments in conf/ and docs/recipe.schema.json are made from it,
 and ``fedhet.conf.check`` checks every recipe against it. Keys of one method
-(``strategy.<method>.*``) and arguments of classes (``_target_``) are typed by the constructors that
-take them (``fedhet.conf.arguments``).
+(``strategy.<method>.*``) and of classes (``_target_``) are typed by the classes
+(``fedhet.common.configured``); ``fedhet.conf.catalogue`` lists them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedhet.common.kinds import (
     Two,
     Whole,
 )
-from fedhet.conf.schema.groups import AnyPartition, AnyRuntime, AnySchedule, Local, Logger
+from fedhet.conf.schema.groups import AnyPartition, AnyRuntime, Local, Logger
 from fedhet.conf.schema.task import AnyTask
 
 MOST_CLIENTS = 1_000_000  # far beyond what a server can hold the registrations of
@@ -212,15 +212,6 @@ class Strategy(Section):
     )
 
 
-class Attack(Part):
-    """What chosen clients of a simulation do against the others."""
-
-    clients: list[Whole] | Inside = Field(
-        description="which are hostile: ids such as [0,3], or a share of all, drawn by the seed"
-    )
-    allow: bool = Field(description="true: I know that this run has hostile clients")
-
-
 class Recipe(Section):
     """The recipe of a run."""
 
@@ -271,14 +262,14 @@ class Recipe(Section):
         "and else begin one"
     )
     local: Local
-    schedule: AnySchedule
+    schedule: Part = Field(description="the factor of local.lr in a round; set by schedule=...")
     system: Part | None = Field(
         description="slow, absent and vanishing clients of a simulation; set by system=..."
     )
     partition: AnyPartition
     task: AnyTask
     strategy: Strategy
-    attack: Attack | None = Field(
+    attack: Part | None = Field(
         None, description="what hostile clients do; null: all are honest; set by attack=..."
     )
     runtime: AnyRuntime

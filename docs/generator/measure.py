@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedhet.conf import FOLDER, compose, plain_part
-from fedhet.conf.catalogue import entry
+from fedhet.conf.catalogue import method_of
 from fedhet.server_app import app as server
 from fedhet.server_app.checkpoint import checkpoints
 from fedhet.strategies.wire.records import to_tensors
@@ -83,7 +83,7 @@ def measure(*words: str) -> Cost:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     recipe = compose(overrides(*words))
     short = {k: v for k, v in _AT_SERVER.items() if OmegaConf.select(recipe, k) is not None}
-    required = [entry(str(path))["requires"] for path in recipe.strategy.methods.values()]
+    required = [method_of(str(path))["requires"] for path in recipe.strategy.methods.values()]
     needed = {key: value for one in (short, *required) for key, value in one.items()}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"

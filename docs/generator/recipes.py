@@ -20,7 +20,7 @@ from docs.generator.measure import Cost, stored
 from fedhet.common.configured import fields, section_of
 from fedhet.common.nested import leaves
 from fedhet.conf import FOLDER, compose_overrides
-from fedhet.conf.catalogue import Entry, catalogue, entry, load
+from fedhet.conf.catalogue import MethodEntry, load, method_of, methods
 from fedhet.strategies.base import ClientSide, ServerSide
 from fedhet.strategies.parts import Parts
 
@@ -81,7 +81,7 @@ class Method:
     paper: str
     summary: str
     kind: type[Any]
-    entry: Entry
+    entry: MethodEntry
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -140,29 +140,29 @@ class Method:
         """Its keys."""
         return [
             Option(key, _shown(one["default"]), one["allowed"], one["meaning"])
-            for key, one in self.entry["options"].items()
+            for key, one in self.entry["keys"].items()
         ]
 
     @property
     def settings(self) -> dict[str, str]:
         """The keys and groups that it sets elsewhere, as a command line has them."""
-        plain = {key: _shown(value) for key, value in leaves(self.entry["node"], ".")}
+        plain = {key: _shown(value) for key, value in leaves(self.entry["node"])}
         other = {
             key: value
             for key, value in plain.items()
-            if key not in self.entry["options"] and not key.startswith("strategy.methods.")
+            if key not in self.entry["keys"] and not key.startswith("strategy.methods.")
         }
         return {**self.entry["groups"], **other}
 
 
 def all_methods() -> list[Method]:
     """Return every method: FedAvg, then the others by name."""
-    return sorted(map(read_method, catalogue()), key=lambda one: _order(one.id, one.name))
+    return sorted(map(read_method, methods()), key=lambda one: _order(one.id, one.name))
 
 
 def method_names() -> dict[str, str]:
     """Return the methods' names by their ids: FedAvg, then the others by name."""
-    names = {id: one["summary"].partition(" (")[0] for id, one in catalogue().items()}
+    names = {id: one["summary"].partition(" (")[0] for id, one in methods().items()}
     return dict(sorted(names.items(), key=lambda item: _order(*item)))
 
 
@@ -176,7 +176,7 @@ def read_method(id: str) -> Method:
     Raises:
         ValueError: if its class's docstring does not begin as the table needs.
     """
-    found = entry(id)
+    found = method_of(id)
     head = _HEAD.fullmatch(found["summary"])
     if head is None:
         raise ValueError(

@@ -42,9 +42,7 @@ def collect(folder: Path, settings: Mapping[str, Any], say: Say) -> dict[str, An
 
 def can_replay(folder: Path, settings: Mapping[str, Any]) -> bool:
     """Return whether a run has an iterated fusion of classifiers, and its clients' models."""
-    iterated = str(settings.get("strategy.aggregator._target_")).startswith(
-        "fedhet.strategies.maecho."
-    )
+    iterated = "strategy.methods.maecho" in settings
     return iterated and settings.get("task.model") != "cvae" and (folder / CLIENTS).is_file()
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from hydra.utils import instantiate
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
+from fedhet.conf.build import strategy_parts
 from fedhet.load_run import data_set_task_of, recipe_of
 from fedhet.reproductions.maecho.decoder_data import CLIENTS
 from fedhet.reproductions.maecho.flat_model import Batches, flat, unflat
@@ -41,14 +41,15 @@ DIGITS = 5
 def read_fusion(folder: Path) -> Fusion | None:
     """Return the fusion of a run with its clients' models; None if it does not iterate."""
     recipe = recipe_of(folder)
-    aggregator = instantiate(recipe.strategy.aggregator, _convert_="all")
+    task = data_set_task_of(recipe)
+    parts = strategy_parts(recipe, task.classifier_tensors)
     params, sent = load_replies(folder / CLIENTS)
-    if not isinstance(aggregator, HarmonizedOptima) or len(sent) < 2:
+    if not isinstance(parts.aggregator, HarmonizedOptima) or len(sent) < 2:
         return None
     replies: Sequence[Reply] = sent
-    for _, transform in sorted(instantiate(recipe.strategy.transforms, _convert_="all").items()):
+    for _, transform in sorted(parts.transforms.items()):
         replies = transform(params, replies)
-    return Fusion(data_set_task_of(recipe), aggregator, params, sent, replies)
+    return Fusion(task, parts.aggregator, params, sent, replies)
 
 
 def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> FusionPath:

@@ -14,12 +14,18 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fedhet.common.configured import Option
 from fedhet.strategies.base import Reads, Reply, Tensors
 
 
-class Latest:
+class _Output(Option):
+    group = "strategy/output"
+
+
+class Latest(_Output):
     """x_{t+1}, the model after the server's step."""
 
+    option = "latest"
     reads = Reads.SUM
 
     def __call__(
@@ -29,9 +35,10 @@ class Latest:
         return stepped
 
 
-class LastTwo:
+class LastTwo(_Output):
     """(x_t + x_{t+1}) / 2, the mean of the last two iterates (FedExP's released code)."""
 
+    option = "last_two"
     reads = Reads.SUM
 
     def __call__(
@@ -41,9 +48,10 @@ class LastTwo:
         return {name: 0.5 * (params[name] + new) for name, new in stepped.items()}
 
 
-class Participants:
+class Participants(_Output):
     """x_t + Delta, the mean of the participants' models where Delta is a mean of updates."""
 
+    option = "participants"
     reads = Reads.SUM
 
     def __call__(

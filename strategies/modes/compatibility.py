@@ -2,7 +2,7 @@
 
 A mode leaves the server something of the replies to read (``LEAVES``), and the parts of a method
 declare what they read: a part that reads more is refused. ``PAIRS`` has the modes that exclude each
-other. docs/modes.md prints both.
+other. docs/modes.md shows both.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ MODES = {
         hooks="encode, decode",
         leaves=Reads.ALL & ~Reads.MODELS,
     ),
+    "robust": Mode("strategy/aggregator", "choose a mean", hooks="step"),
     "system": Mode("system", "set system=none"),
     "system that waits": Mode(
         "system.over_selection and system.deadline_seconds", "set them to 1 and null"
@@ -175,6 +176,7 @@ class Composition:
             "local privacy": clips and not noisy,
             "compression up": self.compression.up is not None,
             "compression down": self.compression.codec_down is not None,
+            "robust": self.step.combining is not None,
             "system": system is not None,
             "system that waits": waits,
             "evaluation at clients": self.evaluate_on_clients,
@@ -230,17 +232,20 @@ def _check_readers(name: str, run: Composition) -> None:
         if key == "strategy.aggregator":
             leaves &= mode.to_aggregator
         if more := reads & ~leaves:
-            too_much.append(f"{key} {part} reads {_in_words(more)}")
+            too_much.append(f"{key} {part} reads {in_words(more)}")
             left &= leaves
     if too_much:
         raise ConfigError(
-            f"{mode.key} leaves only {_in_words(left)} to be read, and {'; '.join(too_much)}: "
-            f"{mode.off}, or choose parts that read no more"
+            f"{mode.key} leaves nothing but {in_words(left)} to be read, and "
+            f"{'; '.join(too_much)}: {mode.off}, or choose parts that read no more"
         )
 
 
-def _in_words(reads: Reads) -> str:
-    return " and ".join(text for one, text in WORDS.items() if one & reads)
+def in_words(reads: Reads) -> str:
+    """Return what is read, in words."""
+    if reads == Reads.ALL:
+        return "everything"
+    return ", ".join(text for one, text in WORDS.items() if one & reads)
 
 
 # ---- relations between the parts of a method -----------------------------------------------------
@@ -342,16 +347,3 @@ def _coupled(step: ServerStep) -> list[str]:
     """Return the parts whose state is computed from the client states."""
     parts = {**step.sides, type(step.optimizer).__name__: step.optimizer}
     return [name for name, one in parts.items() if isinstance(one, Coupled) and one.coupled_state]
-
-
-def table() -> list[tuple[str, str, str, str, str]]:
-    """Return the modes for the documentation: key, hides, hooks, leaves, does not go with."""
-    rows = []
-    for name, mode in MODES.items():
-        others = [a if b == name else b for a, b in PAIRS if name in (a, b)]
-        leaves = "everything"
-        if (left := mode.leaves & mode.to_aggregator) != Reads.ALL:
-            leaves = _in_words(left)
-        excluded = ", ".join(MODES[other].key for other in others)
-        rows.append((mode.key, mode.hides, mode.hooks, leaves, excluded))
-    return rows

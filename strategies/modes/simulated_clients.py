@@ -88,17 +88,17 @@ class SimulatedClients(Selector):
         found = collect(step.arrivals(), self.settings, number)
         messages: dict[int, Message] = {}
         for version in sorted(set(found.versions.values())):
-            kept = self.versions[version]
+            got = self.versions[version]
             clients = sorted(client for client, of in found.versions.items() if of == version)
-            record = start.arrays if version == before else to_record(kept.params)
+            record = start.arrays if version == before else to_record(got.params)
 
-            def payloads(client: int, kept: Version = kept) -> Payloads:
-                return kept.payloads
+            def payloads(client: int, got: Version = got) -> Payloads:
+                return got.payloads
 
             messages |= start.messages.write(version + 1, record, clients, payloads)
         seconds = step.clock - start.clock
         outcome = Outcome(sorted(messages), sorted(found.lost), sorted(found.late), seconds)
-        models = {version: kept.params for version, kept in self.versions.items()}
+        models = {version: got.params for version, got in self.versions.items()}
         messages = dict(sorted(messages.items()))
         return self.settings.selection(
             number, found.versions, models, outcome, start.clock, messages
@@ -123,7 +123,7 @@ class SimulatedClients(Selector):
                     "version one is kept: choose another method, or rounds that wait"
                 )
         needed = {one.version for one in self.in_flight.values()}
-        self.versions = {v: kept for v, kept in self.versions.items() if v in needed}
+        self.versions = {v: got for v, got in self.versions.items() if v in needed}
         self.versions[start.number - 1] = Version(to_tensors(start.arrays), payloads)
 
     # ---- what survives a restart -------------------------------------------------------------
@@ -135,9 +135,9 @@ class SimulatedClients(Selector):
     def tensors(self) -> dict[str, Tensors]:
         """Return the versions as named groups of tensors."""
         groups: dict[str, Tensors] = {}
-        for version, kept in self.versions.items():
-            groups[f"{_PREFIX}{version}/{_MODEL}"] = kept.params
-            for name, tensors in kept.payloads.items():
+        for version, got in self.versions.items():
+            groups[f"{_PREFIX}{version}/{_MODEL}"] = got.params
+            for name, tensors in got.payloads.items():
                 groups[f"{_PREFIX}{version}/{name}"] = tensors
         return groups
 

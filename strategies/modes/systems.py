@@ -21,11 +21,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from fedhet.common.errors import ConfigError, require_range
+from fedhet.common.configured import Option, Refers
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import NotNegative, Positive, Seed, Share, ShareAboveZero, Text
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import most_clients
 from fedhet.strategies.round.selection import (
@@ -41,36 +45,28 @@ from fedhet.strategies.slots import ClientSampler
 _SLOWNESS, _DROPOUT, _PHASE, _MORE = 0x51, 0x52, 0x53, 0x54  # streams of the run's seed
 _DAY = 86_400.0
 _KEY = "system"
+OverSelection = Annotated[float, Field(ge=1, le=1000)]
+Sigma = Annotated[float, Field(ge=0, le=100)]  # beyond, times are infinite
 
 
-@dataclass(kw_only=True)
-class ClientSystem:
-    """How fast simulated clients are, and when they are there: here of one speed, always.
+class ClientSystem(Option):
+    """How fast simulated clients are, and when they are there: here of one speed, always."""
 
-    Args:
-        seconds_per_example: of training, once over one example.
-        megabytes_per_second: of a client's connection; None: transfers take no time.
-        over_selection: so many times as many clients are asked as the round takes, 1 to 1000.
-        deadline_seconds: how long the server waits, on the simulated clock; None: for all.
-        dropout: the probability that a client that is asked never answers.
-        seed: of the run.
-    """
+    group = "system"
 
-    seconds_per_example: float = 0.001
-    megabytes_per_second: float | None = None
-    over_selection: float = 1.0
-    deadline_seconds: float | None = None
-    dropout: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        require_range(f"{_KEY}.seconds_per_example", self.seconds_per_example)
-        require_range(f"{_KEY}.over_selection", self.over_selection, low=1.0, high=1000.0)
-        require_range(f"{_KEY}.dropout", self.dropout, high=1.0)
-        for key in ("megabytes_per_second", "deadline_seconds"):
-            if (value := getattr(self, key)) is not None:
-                require_range(f"{_KEY}.{key}", value, open_low=True)
+    seconds_per_example: NotNegative = 0.001
+    """of training, once over one example"""
+    megabytes_per_second: Positive | None = None
+    """of a client's connection; null: transfers take no time"""
+    over_selection: OverSelection = 1.0
+    """so many times as many clients are asked as a round takes, the first count"""
+    deadline_seconds: Positive | None = None
+    """replies that take longer, on the simulated clock, are late and do not count; null: wait for
+    all"""
+    dropout: Share = 0.0
+    """probability that a client that is asked never answers"""
+    seed: Annotated[Seed, Refers("${seed}")] = 0
+    """of the run"""
 
     def available(self, clients: Sequence[int], clock: float) -> list[int]:
         """Return which of the clients are there at a time of the simulated clock, in order."""
@@ -170,26 +166,20 @@ def work_of(options: LocalTrainingConfig | None, num_examples: int) -> int:
     return options.steps * min(options.batch_size, num_examples)
 
 
-@dataclass(kw_only=True)
 class Constant(ClientSystem):
     """Clients of one speed, always there."""
 
+    option = "constant"
 
-@dataclass(kw_only=True)
+
 class LogNormal(ClientSystem):
-    """Clients whose slowness is log-normal: ln s_i ~ N(0, sigma^2), the same in all rounds.
+    """Clients whose slowness is log-normal: ln s_i ~ N(0, sigma^2), the same in all rounds."""
 
-    Args:
-        sigma: standard deviation of ln s_i; at 1.8 the slowest tenth takes 10 times as long as the
-            median, or longer; at most 100.
-    """
+    option = "lognormal"
 
-    sigma: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        super().__post_init__()
-        require_range(f"{_KEY}.sigma", self.sigma, high=100.0)  # beyond, times are infinite
+    sigma: Sigma = 1.0
+    """standard deviation of ln(slowness); 1.8: the slowest tenth takes 10 times as long as the
+    median, or longer"""
 
     def slowness(self, client: int) -> float:
         """Return s_i."""
@@ -197,23 +187,18 @@ class LogNormal(ClientSystem):
         return math.exp(self.sigma * float(draw))
 
 
-@dataclass(kw_only=True)
 class DayNight(LogNormal):
-    """Log-normal slowness, and every client is there for a part of its own day.
+    """Log-normal slowness, and every client is there for a part of its own day."""
 
-    Args:
-        share: of the day for which a client is there, in (0, 1].
-        spread: of the clients' mornings over the day, in [0, 1]; 0: all live in one place.
-    """
+    option = "day_night"
 
-    share: float = 0.4
-    spread: float = 0.5
+    share: ShareAboveZero = 0.4
+    """of the day for which a client is there"""
+    spread: Share = 0.5
+    """of the clients' mornings over the day; 0: all live in one place"""
 
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        super().__post_init__()
-        require_range(f"{_KEY}.share", self.share, high=1.0, open_low=True)
-        require_range(f"{_KEY}.spread", self.spread, high=1.0)
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         self._begins: NDArray[np.float64] = np.empty(0)  # of the clients, in parts of the day
 
     def available(self, clients: Sequence[int], clock: float) -> list[int]:
@@ -227,7 +212,6 @@ class DayNight(LogNormal):
         return [int(client) for client in ids[since < self.share]]
 
 
-@dataclass(kw_only=True)
 class Trace(ClientSystem):
     """Clients that are there, and as fast, as a file says.
 
@@ -235,16 +219,16 @@ class Trace(ClientSystem):
     that a client is there, and optionally ``slowness``; or FedScale's behaviour trace as JSON,
     {client: {"active": [...], "inactive": [...], "finish_time": ...}}. Both begin again after
     the last time; client i plays the (i modulo their number)-th of the trace's clients.
-
-    Args:
-        path: of the file.
     """
 
-    path: str
+    option = "trace"
 
-    def __post_init__(self) -> None:
-        """Check the ranges and read the file."""
-        super().__post_init__()
+    path: Text
+    """CSV with client,start,end[,slowness], or FedScale's trace as JSON"""
+
+    def __init__(self, **given: Any) -> None:
+        """Read the file."""
+        super().__init__(**given)
         file = Path(self.path).expanduser()
         if not file.is_file():
             raise ConfigError(f"{_KEY}.path={self.path} is no file: name a CSV or a JSON file")

@@ -27,8 +27,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,9 @@ from numpy.random import SeedSequence
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedhet.common.errors import ConfigError, require_choice, require_range, require_whole
+from fedhet.common.configured import Configured, Option, Refers
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, Says, Seed, ShareAboveZero
 from fedhet.strategies.base import Tensors
 
 KEY = "strategy/compression"
@@ -50,14 +52,15 @@ _STREAM = 0xC0  # keeps draws independent of every other use of the run's seed
 _SPAN = 1 << 16  # numbers that an index of two bytes reaches
 
 
-class Codec:
-    """Takes float vectors of d numbers apart, and puts them together again.
+class Codec(Configured):
+    """Takes float vectors of d numbers apart, and puts them together again."""
 
-    Attributes:
-        error_feedback: whether what C leaves out of an update is added to the next.
-    """
+    section = UP
 
-    error_feedback: bool = False
+    @property
+    def error_feedback(self) -> bool:
+        """Whether what C leaves out of an update is added to the next."""
+        return False
 
     @property
     def contracts(self) -> bool:
@@ -82,7 +85,7 @@ class Codec:
 
 
 class Float16(Codec):
-    """Half precision: 2 bytes a number, from 6e-8 to 65504."""
+    """Half precision, 2 bytes a number: too coarse below 6e-8, refused above 65504."""
 
     dtype: ClassVar[torch.dtype] = torch.float16
     wire: ClassVar[torch.dtype] = torch.float16
@@ -114,22 +117,16 @@ class BFloat16(Float16):
     wire = torch.int16  # its bits: NumPy does not know the type
 
 
-@dataclass(frozen=True)
 class Int8(Codec):
-    """8 bits a number, rounded up or down at random so that the mean is right.
-
-    Attributes:
-        block: how many numbers share a scale, of 4 bytes.
-        error_feedback: keep what rounding takes from the update in the client state.
+    """8 bits a number, rounded at random so that the mean is right (QSGD, Alistarh et al. 2017):
+    1.03 bytes a number with the default block.
     """
 
-    block: int = 128
+    block: Count = 128
+    """how many numbers share a scale, of 4 bytes"""
     error_feedback: bool = False
+    """true: what rounding takes from an update is kept at the client and added to the next"""
     levels: ClassVar[int] = 127
-
-    def __post_init__(self) -> None:
-        """Check the range."""
-        require_whole(f"{UP}.block", self.block, low=1)
 
     def arrays(self, size: int) -> Arrays:
         """Return the numbers' array and the scales'."""
@@ -169,9 +166,10 @@ class Int8(Codec):
         return packed
 
 
-@dataclass(frozen=True)
 class Int4(Int8):
-    """4 bits a number, two numbers in a byte; otherwise as Int8."""
+    """4 bits a number, two numbers in a byte, rounded at random so that the mean is right: 0.53
+    bytes a number with the default block.
+    """
 
     levels: ClassVar[int] = 7
 
@@ -195,39 +193,33 @@ class Int4(Int8):
 class _Share(Codec):
     """Sends a share of the numbers."""
 
-    share: float
+    share: ShareAboveZero = 0.01
+    """of the numbers"""
 
-    def kept(self, size: int) -> int:
+    def count(self, size: int) -> int:
         """Return how many of ``size`` numbers are sent, at least one."""
         return max(1, round(self.share * size))
 
 
-@dataclass(frozen=True)
 class TopK(_Share):
-    """The numbers that are largest in size, in float32 and with their indices.
-
-    Attributes:
-        share: of the numbers, in (0, 1].
-        error_feedback: keep the others in the client state and add them to the next update.
+    """The numbers that are largest in size, in float32 and with their indices (Stich et al. 2018):
+    6 bytes for each number sent.
     """
 
-    share: float = 0.01
     error_feedback: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the range."""
-        require_range(f"{UP}.share", self.share, high=1.0, open_low=True)
+    """the other numbers are kept at the client and added to the next update; false: they are
+    lost"""
 
     def arrays(self, size: int) -> Arrays:
         """Return numbers and indices, and how many are in each 65,536 if there are more."""
-        kept = self.kept(size)
-        found = {VALUES: (kept, torch.float32), INDICES: (kept, torch.uint16)}
+        count = self.count(size)
+        found = {VALUES: (count, torch.float32), INDICES: (count, torch.uint16)}
         return found if size <= _SPAN else {**found, COUNTS: (-(-size // _SPAN), torch.int32)}
 
     def encode(self, numbers: Tensor, seed: SeedSequence) -> dict[str, Tensor]:
         """Choose them; indices rise."""
         size = len(numbers)
-        chosen = numbers.abs().topk(self.kept(size), sorted=False).indices.sort().values
+        chosen = numbers.abs().topk(self.count(size), sorted=False).indices.sort().values
         counts = torch.bincount(chosen // _SPAN, minlength=-(-size // _SPAN)).int()
         indices = (chosen % _SPAN).to(torch.uint16)
         found = {VALUES: numbers[chosen].float(), INDICES: indices, COUNTS: counts}
@@ -246,22 +238,12 @@ class TopK(_Share):
         return torch.zeros(size).index_copy_(0, indices, arrays[VALUES])
 
 
-@dataclass(frozen=True)
 class RandomK(_Share):
-    """Numbers drawn at random, in float32.
+    """Numbers drawn at random, in float32 (Stich et al. 2018): 4 bytes for each number sent."""
 
-    Attributes:
-        share: of the numbers, in (0, 1].
-        error_feedback: keep the others in the client state and add them to the next update; false:
-            scale the numbers, so that the mean is right.
-    """
-
-    share: float = 0.01
     error_feedback: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the range."""
-        require_range(f"{UP}.share", self.share, high=1.0, open_low=True)
+    """the other numbers are kept at the client and added to the next update; false: the numbers are
+    scaled by 1 / share instead, so that the mean is right"""
 
     @property
     def contracts(self) -> bool:
@@ -270,7 +252,7 @@ class RandomK(_Share):
 
     def arrays(self, size: int) -> Arrays:
         """Return one array."""
-        return {VALUES: (self.kept(size), torch.float32)}
+        return {VALUES: (self.count(size), torch.float32)}
 
     def encode(self, numbers: Tensor, seed: SeedSequence) -> dict[str, Tensor]:
         """Take one number of each piece."""
@@ -289,10 +271,10 @@ class RandomK(_Share):
         They are SeedSequence's own numbers: NumPy pins these to a published reference, while a
         Generator's may differ between the releases that server and client have.
         """
-        kept = self.kept(size)
-        starts = np.arange(kept + 1, dtype=np.uint64) * np.uint64(size) // np.uint64(kept)
+        count = self.count(size)
+        starts = np.arange(count + 1, dtype=np.uint64) * np.uint64(size) // np.uint64(count)
         lengths = np.diff(starts)
-        indices = starts[:-1] + seed.generate_state(kept, np.uint64) % lengths
+        indices = starts[:-1] + seed.generate_state(count, np.uint64) % lengths
         return torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(lengths.astype("f4"))
 
 
@@ -305,28 +287,34 @@ _DOWN: Mapping[str, Codec | None] = {
 }
 
 
-@dataclass(frozen=True)
-class Compression:
+class Compression(Option):
     """What travels compressed: the update and a method's ``compressible`` payloads.
 
     Down, all clients of a round get the same C(x), and train from it: their update is y_i - C(x).
     The server keeps x in full and adds the aggregate to it. Buffers travel in full.
 
-    Attributes:
-        up: codec of what clients send; None: nothing is compressed.
-        down: codec of what they receive, without error feedback: "none", "float16", "bfloat16",
-            "int8" or "int4". A share of a model is no model, so top_k and random_k are none of
-            them.
-        seed: of the run.
+    Sparsifiers are not offered downlink: clients need the whole model.
     """
 
-    up: Codec | None = None
-    down: Down = "none"
-    seed: int = 0
+    group = "strategy/compression"
+    variants = MappingProxyType(
+        {
+            "none": {},
+            "float16": {"up": Float16()},
+            "bfloat16": {"up": BFloat16()},
+            "int8": {"up": Int8()},
+            "int4": {"up": Int4()},
+            "top_k": {"up": TopK()},
+            "random_k": {"up": RandomK()},
+        }
+    )
 
-    def __post_init__(self) -> None:
-        """Check the choice."""
-        require_choice(DOWN, self.down, get_args(Down))
+    up: Annotated[Codec | None, Says("a codec (_target_) or null")] = None
+    """codec of what clients send; null: float32"""
+    down: Down = "none"
+    """what clients receive: the model and a method's vectors"""
+    seed: Annotated[Seed, Refers("${seed}")] = 0
+    """of the run"""
 
     @property
     def codec_down(self) -> Codec | None:

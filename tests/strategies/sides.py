@@ -56,7 +56,7 @@ def sam(rho: float, weight_decay: float = 0.0) -> SAM:
 
 
 def per_fedavg(
-    alpha: float, order: Order = "first", delta: float = 1e-3, *, same_batch: bool = False
+    alpha: float = 0.01, order: Order = "first", delta: float = 1e-3, *, same_batch: bool = False
 ) -> PerFedAvgOptimizer:
     """Return Per-FedAvg's optimizer."""
     return PerFedAvgOptimizer(alpha, order, delta, same_batch)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.conf import build_part, compose
+from fedhet.conf import compose
+from fedhet.conf.build import strategy_parts
 from fedhet.strategies.base import Step
 from fedhet.strategies.feddw import FedDW
 from fedhet.strategies.modes.private.gaussian_mechanism import GaussianMechanism
@@ -93,10 +94,9 @@ def test_the_recipes_options_arrive():
     words += ["soft_labels.noise_multiplier=2", "soft_labels.clip=0.5", "soft_labels.delta=1e-6"]
     words += ["soft_labels.reproducible_noise=true"]
     recipe = compose(overrides("strategy=feddw", *(f"strategy.{word}" for word in words)))
-    client = build_part(recipe, "strategy.client_sides", 1)
-    server = build_part(recipe, "strategy.server_sides", 1)["soft_labels"]
-    term = client["feddw"]
+    parts = strategy_parts(recipe, 1)
+    term, server = parts.client_sides["feddw"], parts.server_sides["soft_labels"]
     assert (term.mu, term.decay, term.decay_every, term.linearised_every) == (3, 0.1, 4, 5)
     assert (server.smoothing, server.history, server.absent) == (0.5, "all", "identity")
     mechanism = GaussianMechanism(2, clip=0.5, delta=1e-6, reproducible_noise=True)
-    assert server.mechanism == client["soft_labels"].mechanism == mechanism
+    assert server.mechanism == parts.client_sides["soft_labels"].mechanism == mechanism

@@ -15,7 +15,7 @@ from fedhet.strategies.fedmrur import FedMRUR, ManifoldRegularizer, growth, lore
 from tests.federation import TensorBatches
 from tests.strategies.labelled import WithoutDropout, blobs, context_of, train
 from tests.strategies.sides import built, client_side, sam
-from tests.strategies.test_reductions import PLAIN_MEAN
+from tests.strategies.test_reductions import MEAN, alpha
 
 
 def by_definition(left, right, beta):
@@ -100,7 +100,13 @@ def test_the_second_pass_of_sam_is_not_measured():
 
     context = context_of(WithoutDropout(), TensorBatches(inputs, torch.tensor([0, 1, 0, 1])))
     options = LocalTrainingConfig(batch_size=4, epochs=2)
-    train_locally(context, [Watching(gamma=0.1)], sam(rho=0.5), options, torch.Generator())
+    train_locally(
+        context,
+        [Watching(0.1, 1e4, 1.0, "lorentz", "representation")],
+        sam(rho=0.5),
+        options,
+        torch.Generator(),
+    )
     assert len(seen) == 4
     assert seen[1] > 0.0  # where e is
     measured = context.measurements()["lorentz-distance"]
@@ -136,7 +142,7 @@ def test_large_features_give_a_finite_gradient(scale):
 def test_the_first_step_pays_gamma():
     """Local and global model are one then: distance 0, R = 1; its share is gamma / objective."""
     options = LocalTrainingConfig(batch_size=100, epochs=None, steps=1)
-    strategy = built(FedMRUR, gamma=0.5, alpha=1.0, **PLAIN_MEAN)
+    strategy = built(FedMRUR, local_lr=0.1, **alpha(1.0, gamma=0.5, **MEAN))
     [_, report] = train(strategy, 1, WithoutDropout, blobs(1), options=options)[1]
     figures, [data] = report.metrics, blobs(1)
     assert figures["lorentz-distance"] == 0.0

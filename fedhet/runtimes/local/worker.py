@@ -25,8 +25,8 @@ _COUNT = "num-examples"
 class ClientWorker:
     """Runs the ClientApp on a task's message, as a SuperNode would; ``fetch`` reads a placed value.
 
-    A round's replies that need not be kept are added up here: they never leave the process. The
-    sums lie in ``sums``, where the server reads them; None: in this process.
+    It adds up a round's replies that nobody needs singly, so they never leave the process. The sums
+    are in ``sums``, where the server reads them; None: in this process.
     """
 
     def __init__(self, fetch: Callable[[Place], Any], sums: SharedSums | None = None) -> None:
@@ -81,7 +81,7 @@ class ClientWorker:
         return ReplyFold(settings, zeros=self._sums.zeros)
 
     def collect(self) -> ReplyFold:
-        """Return the fold of the replies since the last time; at least one."""
+        """Return the fold of the replies since the last call; there is at least one."""
         fold, self._fold = self._fold, None
         assert fold is not None
         return fold

@@ -146,7 +146,7 @@ class CentralPrivacy(ServerSide):
         self.sends = frozenset({CLIPPING} if self.at_client else ())
         self.needs = frozenset({NORM_BIT} if self.at_client and self.norm.adaptive else ())
         self.adds = frozenset({NORM_BIT} if not self.at_client and self.norm.adaptive else ())
-        self.size = FixedSizeSampler(participation).size(clients)
+        self.size = FixedSizeSampler(participation=participation).size(clients)
         self.multiplier = self.norm.noise_multiplier(self.z, self.size)
         self.sensitivity: float | None = None
         self.uploads = Uploads()

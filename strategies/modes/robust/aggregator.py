@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import ConfigError, require_whole
+from fedhet.common.configured import Option, Refers
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, Seed
 from fedhet.strategies.base import Payloads, Reads, Reply, ReplySum, Tensors, Weighting
 from fedhet.strategies.slots import Output, reads_of
 
@@ -33,26 +36,27 @@ Combined = tuple[dict[str, Tensor], list[float]]  # robust mean, and how far eac
 _STREAM = 0xB0C  # keeps buckets independent of every other use of the run's seed
 
 
-class RobustAggregator:
+class RobustAggregator(Option):
     """Replaces the sum of a round's replies; all of them are kept for it.
 
     A subclass has :meth:`mean`, of one group, or :meth:`combine_groups`, of all together.
-
-    Args:
-        bucket_size: s of bucketing; 1: no buckets.
-        seed: of the buckets.
 
     Attributes:
         trust: of the last round by client id, how far a reply counted: 1 as in the plain mean or
             more, 0 left out.
     """
 
-    weighting: Weighting = "clients"
+    group = "strategy/aggregator"
+    weighting: ClassVar[Weighting] = "clients"
     reads = Reads.REPLIES
 
-    def __init__(self, bucket_size: int = 1, seed: int = 0) -> None:
-        self.bucket_size = require_whole(f"{KEY}.bucket_size", bucket_size, low=1)
-        self.seed = seed
+    bucket_size: Count = 1
+    """s of bucketing: the rule sees the means of s replies each; 1: no buckets"""
+    seed: Annotated[Seed, Refers("${seed}")] = 0
+    """of the buckets"""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         self.trust: dict[int, float] = {}
 
     # ---- what a rule has ---------------------------------------------------------------------

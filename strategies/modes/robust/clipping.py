@@ -23,16 +23,16 @@ same, since a payload's rule needs all norms of the round.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import require_range, require_whole
+from fedhet.common.kinds import Count, Positive, Share
 from fedhet.strategies.base import Payloads, Tensors, subtract, zeros_like
 from fedhet.strategies.modes.private.clipping import AdaptiveNorm
 from fedhet.strategies.modes.robust.aggregator import (
     BUFFERS,
-    KEY,
     UPDATE,
     Combined,
     RobustAggregator,
@@ -45,26 +45,17 @@ _BOUNDS = "bounds"
 
 
 class CenteredClipping(RobustAggregator):
-    """The last aggregate, moved by the mean of the clipped differences to it.
+    """The last aggregate, moved by the mean of the clipped differences to it."""
 
-    Args:
-        radius: tau, > 0; None: the median distance of the round.
-        iterations: L, > 0.
-        buckets: bucket_size and seed, see RobustAggregator.
-    """
+    option = "centered_clipping"
 
-    def __init__(
-        self,
-        radius: float | None = None,
-        iterations: int = 1,
-        bucket_size: int = 1,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(bucket_size, seed)
-        if radius is not None:
-            require_range(f"{KEY}.radius", radius, open_low=True)
-        self.radius = radius
-        self.iterations = require_whole(f"{KEY}.iterations", iterations, low=1)
+    radius: Positive | None = None
+    """tau, of the updates; null: the median distance of the round"""
+    iterations: Count = 1
+    """of clipping, a round"""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         self.centres: dict[str, dict[str, Tensor]] = {}
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
@@ -93,29 +84,19 @@ class CenteredClipping(RobustAggregator):
 
 
 class NormBound(RobustAggregator):
-    """The mean of the updates, none of them longer than a bound.
+    """The mean of the updates, none of them longer than a bound."""
 
-    Args:
-        bound: C, > 0; None: it follows the quantile.
-        quantile: gamma in [0, 1], the share of updates that should stay as they are.
-        lr: eta, > 0.
-        buckets: bucket_size and seed, see RobustAggregator.
-    """
+    option = "norm_bound"
 
-    def __init__(
-        self,
-        bound: float | None = None,
-        quantile: float = 0.5,
-        lr: float = 0.2,
-        bucket_size: int = 1,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(bucket_size, seed)
-        if bound is not None:
-            require_range(f"{KEY}.bound", bound, open_low=True)
-        self.bound = bound
-        self.quantile = require_range(f"{KEY}.quantile", quantile, high=1.0)
-        self.lr = require_range(f"{KEY}.lr", lr, open_low=True)
+    bound: Positive | None = None
+    """C, of the updates; null: it follows the quantile"""
+    quantile: Share = 0.5
+    """gamma, the share of updates that should stay as they are"""
+    lr: Positive = 0.2
+    """eta: C <- C exp(-eta (share - gamma)), a round"""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         self.bounds: dict[str, float] = {}  # by group, those that follow the quantile
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:

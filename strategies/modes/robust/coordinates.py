@@ -14,15 +14,17 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import require_range
+from fedhet.common.kinds import BelowHalf
 from fedhet.strategies.base import Tensors
-from fedhet.strategies.modes.robust.aggregator import KEY, Combined, RobustAggregator
+from fedhet.strategies.modes.robust.aggregator import Combined, RobustAggregator
 
 _BLOCK = 1 << 18  # coordinates at once
 
 
 class Median(RobustAggregator):
     """The median of every coordinate; of an even number of clients the mean of the middle two."""
+
+    option = "median"
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
         """Return it."""
@@ -31,16 +33,12 @@ class Median(RobustAggregator):
 
 
 class TrimmedMean(RobustAggregator):
-    """The mean of every coordinate without its k smallest and k largest values.
+    """The mean of every coordinate without its k smallest and k largest values."""
 
-    Args:
-        trim: beta in [0, 1/2), the share of the clients that is cut at each end; k = floor(beta n).
-        buckets: bucket_size and seed, see RobustAggregator.
-    """
+    option = "trimmed_mean"
 
-    def __init__(self, trim: float = 0.2, bucket_size: int = 1, seed: int = 0) -> None:
-        super().__init__(bucket_size, seed)
-        self.trim = require_range(f"{KEY}.trim", trim, high=0.5, open_high=True)
+    trim: BelowHalf = 0.2
+    """beta, the share of the clients that is cut at each end: k = floor(beta n)"""
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
         """Return it."""

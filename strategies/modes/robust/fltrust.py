@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, require_range
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, Inside, Reference
 from fedhet.strategies.base import Tensors, zeros_like
 from fedhet.strategies.modes.robust.aggregator import (
     BUFFERS,
@@ -39,31 +41,20 @@ RootTraining = Callable[[nn.Module, int], dict[str, Tensor]]
 class FLTrust(RobustAggregator):
     """The mean of the updates by their cosine with the server's own.
 
-    Args:
-        root: how many of the server's test examples it trains on: a number, or a share below 1.
-            They are not tested on.
-        data: "package.module:function" that gives the root set instead: arrays (inputs, targets),
-            a Dataset or a DataLoader; None: test examples.
-        buckets: bucket_size and seed, see RobustAggregator.
-
     Attributes:
         train: how the server trains; set before round 1 (server_app/root_set.py).
     """
 
-    def __init__(
-        self,
-        root: float = 100,
-        data: str | None = None,
-        bucket_size: int = 1,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(bucket_size, seed)
-        require_range(f"{KEY}.root", root, open_low=True)
-        if root >= 1 and root != int(root):
-            raise ConfigError(
-                f"{KEY}.root={root} is not allowed: it must be a whole number, or a share below 1"
-            )
-        self.root, self.data = root, data
+    option = "fltrust"
+
+    root: Count | Inside = 100
+    """test examples that the server trains on and does not test on: a number, or a share below 1"""
+    data: Reference | None = None
+    """package.module:function that gives the root set instead: arrays (inputs, targets), a Dataset
+    or a DataLoader"""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         self.train: RootTraining | None = None
 
     def bind(self, server_model: ServerModel) -> None:

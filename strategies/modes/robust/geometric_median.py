@@ -20,10 +20,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedhet.common.errors import require_range, require_whole
+from fedhet.common.kinds import Count, NotNegative, Positive
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.modes.robust.aggregator import (
-    KEY,
     Combined,
     RobustAggregator,
     counted,
@@ -33,27 +32,16 @@ from fedhet.strategies.modes.robust.distances import squared_distances
 
 
 class GeometricMedian(RobustAggregator):
-    """The point of least summed distance to all updates.
+    """The point of least summed distance to all updates (RFA)."""
 
-    Args:
-        iterations: the most.
-        smoothing: nu, the least distance, > 0.
-        tolerance: an iteration that changes no weight by a larger share is the last.
-        buckets: bucket_size and seed, see RobustAggregator.
-    """
+    option = "geometric_median"
 
-    def __init__(
-        self,
-        iterations: int = 100,
-        smoothing: float = 1e-6,
-        tolerance: float = 1e-6,
-        bucket_size: int = 1,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(bucket_size, seed)
-        self.iterations = require_whole(f"{KEY}.iterations", iterations, low=1)
-        self.smoothing = require_range(f"{KEY}.smoothing", smoothing, open_low=True)
-        self.tolerance = require_range(f"{KEY}.tolerance", tolerance)
+    iterations: Count = 100
+    """of Weiszfeld, at most"""
+    smoothing: Positive = 1e-6
+    """nu, the least distance that divides"""
+    tolerance: NotNegative = 1e-6
+    """stop when no weight changes by a larger share"""
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
         """Return it."""

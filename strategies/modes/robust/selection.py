@@ -23,24 +23,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import require_whole
+from fedhet.common.kinds import Count, Whole
 from fedhet.strategies.base import Tensors
-from fedhet.strategies.modes.robust.aggregator import KEY, Groups, RobustAggregator, weighted_mean
+from fedhet.strategies.modes.robust.aggregator import Groups, RobustAggregator, weighted_mean
 from fedhet.strategies.modes.robust.coordinates import blocks_of
 from fedhet.strategies.modes.robust.distances import joint_distances
 
 
 class Krum(RobustAggregator):
-    """The reply of the client that is closest to most others.
+    """The reply of the client that is closest to most others; needs 2 f + 3 replies."""
 
-    Args:
-        attackers: f, how many of a round's clients are assumed to be hostile; n >= 2 f + 3.
-        buckets: bucket_size and seed, see RobustAggregator.
-    """
+    option = "krum"
 
-    def __init__(self, attackers: int = 1, bucket_size: int = 1, seed: int = 0) -> None:
-        super().__init__(bucket_size, seed)
-        self.attackers = require_whole(f"{KEY}.attackers", attackers)
+    attackers: Whole = 1
+    """f, assumed hostile clients of a round"""
 
     @property
     def least_vectors(self) -> int:
@@ -74,23 +70,12 @@ class Krum(RobustAggregator):
 
 
 class MultiKrum(Krum):
-    """The mean of the m clients that are closest to most others.
+    """The mean of the m clients that are closest to most others; needs 2 f + 3 replies."""
 
-    Args:
-        attackers: f.
-        select: m, at most n; None: n - f - 2.
-        buckets: bucket_size and seed, see RobustAggregator.
-    """
+    option = "multi_krum"
 
-    def __init__(
-        self,
-        attackers: int = 1,
-        select: int | None = None,
-        bucket_size: int = 1,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(attackers, bucket_size, seed)
-        self.select = None if select is None else require_whole(f"{KEY}.select", select, low=1)
+    select: Count | None = None
+    """m, how many clients count; null: n - f - 2"""
 
     @property
     def least_vectors(self) -> int:
@@ -104,12 +89,11 @@ class MultiKrum(Krum):
 
 
 class Bulyan(Krum):
-    """Krum's clients one after the other, then a trimmed mean about their median.
-
-    Args:
-        attackers: f; n >= 4 f + 3.
-        buckets: bucket_size and seed, see RobustAggregator.
+    """Krum's clients one after the other, then a trimmed mean about their median; needs 4 f + 3
+    replies.
     """
+
+    option = "bulyan"
 
     @property
     def least_vectors(self) -> int:

@@ -31,7 +31,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import cast
+from typing import Annotated, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -47,8 +47,11 @@ from flwr.common.logger import log
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 from flwr.serverapp import Grid
+from pydantic import AfterValidator, Field
 
-from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.common.configured import Option
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, Says, ShareAboveZero
 from fedhet.strategies.base import RefusedReplyError, Reply
 from fedhet.strategies.modes.private.seeded_rng import seeded_numpy
 from fedhet.strategies.modes.secure.exchanges import SecAggWire, error_reply
@@ -92,48 +95,36 @@ class SecureReplies(RoundReplies):
         report.failures = [*report.failures, *self.failures]
 
 
-@dataclass(frozen=True)
-class SecAggPlus:
-    """SecAgg+ with Flower's settings; ``send`` is the server half, ``reply`` the client half.
+def _odd(number: int) -> int:
+    if number % 2 != 1:
+        raise ValueError
+    return number
 
-    Attributes:
-        num_shares: the number of clients that share a key, its owner included: a fraction of the
-            round's clients in (0, 1], or an odd number from 3 (the paper's neighbours).
-        reconstruction_threshold: the fraction of them that can reconstruct it, in (.5, 1]; with
-            fewer left the round fails.
-        clipping_range: R; numbers are cut off at -R and R; at least 1.
-        quantization_range: number of steps in [-R, R]; None: as many as the sum has room for.
-        max_examples: the most examples that a client may have (Flower's max_weight).
-    """
 
-    num_shares: float = 1.0
-    reconstruction_threshold: float = 0.67  # a majority, however many they are
-    clipping_range: float = 8.0
-    quantization_range: int | None = None
-    max_examples: int = 10_000
+Odd = Annotated[int, Field(ge=LEAST), AfterValidator(_odd), Says(f"an odd number from {LEAST} on")]
+Majority = Annotated[float, Field(gt=0.5, le=1)]
+AtLeastOne = Annotated[float, Field(ge=1)]
+Steps = Annotated[int, Field(ge=2, le=1 << _FINEST)]
 
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        key = "strategy.secure_aggregation"
-        if self.num_shares > 1 and (self.num_shares < LEAST or self.num_shares % 2 != 1):
-            raise ConfigError(
-                f"{key}.num_shares={self.num_shares} is not allowed: it must be a "
-                "fraction of the round's clients in (0, 1], or an odd number from 3"
-            )
-        require_range(f"{key}.num_shares", self.num_shares, open_low=True)
-        require_range(
-            f"{key}.reconstruction_threshold",
-            self.reconstruction_threshold,
-            low=0.5,
-            high=1.0,
-            open_low=True,
-        )
-        # the first number of a vector is 1, and shows that it is a mean of vectors
-        require_range(f"{key}.clipping_range", self.clipping_range, low=1.0)
-        if self.quantization_range is not None:
-            finest = float(1 << _FINEST)
-            require_range(f"{key}.quantization_range", self.quantization_range, low=2, high=finest)
-        require_whole(f"{key}.max_examples", self.max_examples, low=1)
+
+class SecAggPlus(Option):
+    """SecAgg+ with Flower's settings; ``send`` is the server half, ``reply`` the client half."""
+
+    group = "strategy/secure_aggregation"
+    option = "secagg_plus"
+
+    num_shares: ShareAboveZero | Odd = 1.0
+    """among how many of a round's clients a key is shared, its owner included: a share of them, or
+    an odd number (the paper's neighbours)"""
+    reconstruction_threshold: Majority = 0.67
+    """the share of those that can take a lost client's masks off; with fewer left the round
+    fails"""
+    clipping_range: AtLeastOne = 8.0  # a vector's first number is 1: it is a mean of vectors
+    """R: numbers are cut off at -R and R"""
+    quantization_range: Steps | None = None
+    """steps between those; null: as many as the sum of a round has room for in 32 bits"""
+    max_examples: Count = 10_000
+    """the most examples that a client may have"""
 
     def steps(self, size: int) -> int:
         """Return the number of steps in [-R, R] for a sum of ``size`` clients.

@@ -16,14 +16,17 @@ from torch import Tensor
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from fedhet.strategies.modes.private.clipping import AdaptiveNorm, FixedNorm, arrays_of
-from fedhet.strategies.modes.private.differential_privacy import CentralPrivacy, ClippingClient
+from fedhet.strategies.mechanisms import CentralAdaptive, CentralFixed
+from fedhet.strategies.modes.private.clipping import arrays_of
+from fedhet.strategies.modes.private.differential_privacy import CentralPrivacy
 from fedhet.strategies.modes.private.gaussian_mechanism import epsilon_of
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate
+from tests.strategies.modes.private.test_differential_privacy import server
 from tests.strategies.modes.private.test_gaussian_mechanism import exact_epsilon
-from tests.strategies.sides import built, client_side, released, server_side
+from tests.strategies.sides import built, released
 
 N, ROUNDS, NORM, ODD = 8, 6, 0.3, 3
 DATA = [
@@ -55,13 +58,16 @@ class Recorder(CentralPrivacy):
 
 def run(sampler, *, absent: Collection[int] = (), scaffold=False, adaptive=False, tamper=None):
     """Return what each round released, who took part, x after each round, and the side."""
-    norm = AdaptiveNorm(NORM, lr=1.0) if adaptive else FixedNorm(NORM)
-    side = Recorder(N, 0.0, norm, participation=sampler.participation)
-    client = ClippingClient(adaptive=adaptive)
-    more = {"scaffold": (client_side(SCAFFOLD), server_side(SCAFFOLD))} if scaffold else {}
+    how = {"clients": N, "noise_multiplier": 0.0, "participation": sampler.participation}
+    if adaptive:
+        privacy = CentralAdaptive(initial_clipping_norm=NORM, clip_norm_lr=1.0, **how)
+    else:
+        privacy = CentralFixed(clipping_norm=NORM, **how)
+    side = Recorder(privacy, privacy.norm(), secret=False)
+    parts = privacy.halves(sampler) | (SCAFFOLD().parts() if scaffold else Parts())
     strategy = built(
-        client_sides={"privacy": client, **{name: pair[0] for name, pair in more.items()}},
-        server_sides={"privacy": side, **{name: pair[1] for name, pair in more.items()}},
+        client_sides=parts.client_sides,
+        server_sides={**parts.server_sides, "differential_privacy": side},
         aggregator=UniformMean(),
         sampler=sampler,
         local_lr=0.1,
@@ -95,8 +101,8 @@ GONE: dict[str, Callable] = {
 }
 SAMPLERS = {
     "everybody": FixedSizeSampler(),
-    "a fixed number": FixedSizeSampler(0.5, seed=1),
-    "each by itself": BernoulliSampler(0.5, seed=1),
+    "a fixed number": FixedSizeSampler(participation=0.5, seed=1),
+    "each by itself": BernoulliSampler(participation=0.5, seed=1),
 }
 
 
@@ -146,7 +152,7 @@ def test_the_reported_epsilon_holds_for_the_measured_shift():
     rest, *_ = run(FixedSizeSampler(), absent=[ODD])
     shift = float(np.linalg.norm(whole.released[0] - rest.released[0]))
     zeros = {"w": torch.zeros(200_000, dtype=torch.float64)}
-    side = CentralPrivacy(N, 1.0, FixedNorm(NORM), delta=1e-5)
+    side = server(clients=N, clipping_norm=NORM)
     found = released(side, [Reply(i, 1, 1, 0.1, zeros) for i in range(N - 1)])
     noise = float(found.update["w"].std())
     for _ in range(20):
