@@ -6,10 +6,11 @@
 docker/federation.yaml as processes of this machine (tests/deployed.py), or in a Docker Engine from
 the image fedhet:test of `make test-docker` (tests/drills/containers.py): SuperLink, executors,
 three SuperNodes, TLS, node keys. On it, in turns: ``fedhet runtime=deployment`` (FedAvg on 90
-digits, one local step on 8 of them, an MLP of that size or ResNet-18; all else as by default, so every client
-evaluates and every round has a checkpoint), and the floor (benchmarks/floor_app: Flower's own Grid,
-NumPy, no learning). The first round of a run, in which the app is installed, is left out. Bytes are
-those that the SuperLink counts. Memory is each process' own peak (VmHWM), read once a second.
+digits, one local step on 8 of them, an MLP of that size or ResNet-18; all else as by default, so
+every client evaluates and every round has a checkpoint), and the floor (benchmarks/floor_app:
+Flower's own Grid, NumPy, no learning). The first round of a run, in which the app is installed, is
+left out. Bytes are those that the SuperLink counts. Memory is each process' own peak (VmHWM), read
+once a second.
 """
 
 from __future__ import annotations
