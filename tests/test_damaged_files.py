@@ -30,7 +30,7 @@ from fedhet.report.run_data import read_run
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
 from fedhet.server_app.reused_training import check_reused_training
 from fedhet.strategies.wire.tensor_files import load_tensors
-from fedhet.sweep.resume import Plan, plan_for
+from fedhet.sweep.resume import FolderTaken, Plan, plan_for
 from fedhet.tools import evaluate, export
 from tests.recipes import TINY, newest_checkpoint, overrides, run_recipe
 from tests.refused import refused
@@ -226,7 +226,8 @@ def test_the_planner_of_a_sweep_reads_damaged_checkpoints_without_a_traceback(cu
     damage(last, flipped(0.5))
     assert plan_for(cut, recipe) is Plan.CONTINUE
     damage(first, ANY_FILE["half"])
-    assert plan_for(cut, recipe) is Plan.REPLACE
+    with pytest.raises(FolderTaken):
+        plan_for(cut, recipe)
 
 
 # ---- client state, model, client models ----------------------------------------------------------
