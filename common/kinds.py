@@ -33,7 +33,7 @@ class Section(BaseModel):
 
 
 class Part(Section):
-    """A node that Hydra builds: a class and its arguments, which the constructor checks."""
+    """A node that Hydra builds: a class and its arguments, which its constructor checks."""
 
     model_config = ConfigDict(extra="allow")
 

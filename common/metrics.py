@@ -1,8 +1,8 @@
-"""The metrics that ``evaluation.metrics`` can name: for which tasks, their ranges, what is better.
+"""The metrics that ``evaluation.metrics`` can name: their tasks and ranges, and what is better.
 
-Their values are computed by ``fedhet.tasks.metrics``, which needs torch; this table does not.
-One of the user's own is a function ``package.module:function``, whose name rows have; they list
-these names as ``own_metrics``, since no table has them.
+``fedhet.tasks.metrics`` computes their values and needs torch; this table does not. A metric of the
+user's own is a function ``package.module:function``. Rows use the function's name, and list such
+names as ``own_metrics``, because no table has them.
 
 A measured value has a :class:`MetricName`: what is evaluated, the metric, and the class of a value
 for one class. metrics.jsonl, summary.json and recipes write it as text: ``client_f1/cat``.
@@ -19,7 +19,7 @@ from fedhet.common.errors import ConfigError
 
 Kind = Literal["classification", "segmentation", "regression"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-SHOWN_METRICS = 3  # that a round's line shows, beside accuracy and loss
+SHOWN_METRICS = 3  # in a round's line, beside accuracy and loss
 HERE = ""  # the new model at the server
 CLIENT = "client_"  # the new model at the clients, a mean over them (evaluation.clients)
 RECEIVED = "received_"  # the model before the round, the same (evaluation.received)
@@ -47,7 +47,7 @@ _TAKEN = frozenset(
 
 @dataclass(frozen=True)
 class Metric:
-    """What is known of a metric without its values."""
+    """What is known about a metric without its values."""
 
     kinds: tuple[Kind, ...]
     low: float = 0.0  # the range of its values
@@ -95,7 +95,7 @@ _ROUNDING = 1e-6  # a float32 mean of ones may be a little more than 1
 
 
 def metrics_of(kind: Kind) -> list[str]:
-    """Return the names of the metrics of a kind of task."""
+    """Return the names of the metrics that a kind of task has."""
     return [name for name, metric in METRICS.items() if kind in metric.kinds]
 
 
@@ -105,12 +105,12 @@ def is_own(word: str) -> bool:
 
 
 def row_name(word: str) -> str:
-    """Return what rows call a metric of ``evaluation.metrics``: a function by its name."""
+    """Return a metric's name in rows: for a function, the function's name."""
     return word.rpartition(":")[2].rpartition(".")[2]
 
 
 def own_names(words: Iterable[str]) -> list[str]:
-    """Return what rows call those of ``evaluation.metrics`` that are the user's own."""
+    """Return the names in rows of the user's own metrics in ``evaluation.metrics``."""
     return list(dict.fromkeys(row_name(word) for word in words if is_own(word)))
 
 
@@ -121,10 +121,10 @@ def is_taken(name: str) -> bool:
 
 @dataclass(frozen=True)
 class MetricName:
-    """What a measured value is of.
+    """Names a measured value.
 
     Attributes:
-        name: of the metric, a loss, or the user's own.
+        name: the name of a metric, a loss, or the user's own metric.
         where: what is evaluated, the prefix of the text: HERE, CLIENT, RECEIVED, ...
         class_name: None for a value over all classes.
     """
@@ -148,17 +148,17 @@ class MetricName:
 
     @property
     def metric(self) -> Metric | None:
-        """What is known of the metric; None of one of the user's own."""
+        """What is known about the metric; None for the user's own."""
         return _LOSS if self.name == "loss" else METRICS.get(self.name)
 
 
 def metric_of(name: str) -> Metric | None:
-    """Return what is known of the metric that a name stands for; None of the user's own."""
+    """Return what is known about a name's metric; None for the user's own."""
     return MetricName.read(name).metric
 
 
 def evaluation_of(name: str) -> str:
-    """Return what is evaluated for a value of this name: HERE, CLIENT, RECEIVED, ..."""
+    """Return what is evaluated for a value with this name: HERE, CLIENT, RECEIVED, ..."""
     return MetricName.read(name).where
 
 
@@ -169,7 +169,7 @@ def larger_is_better(figure: str) -> bool:
 
 
 def in_range(name: str, value: float) -> bool:
-    """Return whether a value can be one of the metric of this name; any can where it is none."""
+    """Return whether a metric can have this value; True for a name that is no metric."""
     metric = metric_of(name)
     if metric is None:
         return True
@@ -189,9 +189,9 @@ def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, t
 
     Args:
         names: words of ``evaluation.metrics`` (conf/metrics.py has checked them).
-        kind: of the task; None for a model without predictions.
-        num_classes: C; 0 where it is not known yet.
-        task: what to call it in the error.
+        kind: kind of the task; None for a model without predictions.
+        num_classes: C; 0 if it is not known yet.
+        task: the task's name in the error.
     """
     for name in names:
         allowed = metrics_of(kind) if kind is not None else []
@@ -200,7 +200,7 @@ def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, t
         if name not in allowed:
             what = f"a {kind}" if kind is not None else "a model without predictions"
             raise ConfigError(
-                f"evaluation.metrics: {name} is no metric of {what} ({task}); allowed: "
+                f"evaluation.metrics: {name} is not a metric of {what} ({task}); allowed: "
                 f"{', '.join(allowed) or 'none, set evaluation.metrics=[]'}"
             )
         if name == "top5_accuracy" and 0 < num_classes <= 5:
@@ -211,7 +211,7 @@ def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, t
 
 
 def measured_names(names: Iterable[str], class_names: Sequence[str] = ()) -> list[str]:
-    """Return the names of all values, with one for each class where ``class_names`` are given."""
+    """Return the names of all values, and of those of each class if ``class_names`` are given."""
     found = []
     for name in map(row_name, names):
         found.append(name)
@@ -221,7 +221,7 @@ def measured_names(names: Iterable[str], class_names: Sequence[str] = ()) -> lis
 
 
 def row_key(name: str) -> str:
-    """Return the name in metrics.jsonl of what a reply calls ``name``."""
+    """Return the name in metrics.jsonl of a reply's ``name``."""
     return str(MetricName.read(name))
 
 
@@ -267,7 +267,7 @@ def own_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def metric_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return each metric's last value, and its best one as ``best_<name>``; of classes, the last.
+    """Return each metric's last value, and its best value as ``best_<name>``.
 
     Of the server's evaluation and of the clients', without accuracy and loss. A metric that the
     last evaluation has no value of has no last one: an older one is of another model. One of the
@@ -295,7 +295,7 @@ def metric_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def figures_of(metrics: Collection[str]) -> list[str]:
-    """Return the figures of a summary that these metrics, by their names in rows, may bring."""
+    """Return the figures that these metrics (by their names in rows) may add to a summary."""
     found: list[str] = []
     for name in metrics:
         if name != "accuracy":

@@ -8,13 +8,17 @@ needs it is asked for.
 
 import ast
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import lazy_loader
+
+if TYPE_CHECKING:
+    from fedhet.public_names import *  # noqa: F403
 
 _ROOT = Path(__file__).resolve().parent
 if not (_ROOT / "strategies").is_dir():
     # Flower's app bundle has the packages beside this folder: it follows no link of a clone.
-    __path__.append(str(_ROOT.parent))
+    __path__.append(str(_ROOT.parent))  # noqa: F405
 
 
 def _public_names() -> dict[str, list[str]]:

@@ -337,7 +337,8 @@ def _read(path: Path, rows: int | None = None) -> DataFrame:
     except FileNotFoundError:
         raise SetupError(f"{path} does not exist: change {KEY}.path or .public") from None
     except (OSError, ValueError) as error:  # includes pandas' and Arrow's own
-        raise DamagedFileError(f"{path} cannot be read as a table: {error}") from None
+        said = " ".join(str(error).split())  # in one line
+        raise DamagedFileError(f"{path} cannot be read as a table: {said}") from None
     table = table.reset_index(drop=True)  # errors name a row by its place in the file
     table.attrs["path"] = str(path)
     return table

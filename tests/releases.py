@@ -108,7 +108,7 @@ def test_runtime_flower_says_which_release_it_needs(pythons, tmp_path):
 def test_the_unit_tests_pass_on_the_newest(pythons, install):
     """Those of docker/ are for the oldest only."""
     install(pythons["newest"], RELEASES["newest"], "[dev,plots,sweep]")
-    unit_tests(pythons["newest"], "--ignore=tests/test_docker.py")
+    unit_tests(pythons["newest"], "--ignore=tests/drills")
 
 
 def test_the_lowest_releases_that_pyproject_allows_will_do(tmp_path):

@@ -33,6 +33,7 @@ from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.sweep.resume import Plan, plan_for
 from fedhet.tools import evaluate, export
 from tests.recipes import TINY, newest_checkpoint, overrides, run_recipe
+from tests.refused import refused
 from tests.tasks.generated import make_task, write_hub_set, write_image_folder, write_texts
 
 WORDS = [*TINY, "rounds=3", "strategy=scaffold", "local.epochs=1"]
@@ -164,14 +165,6 @@ def damage(path: Path, change: Damage) -> None:
     assert path.read_bytes() != before
 
 
-def refused(action: Callable[[], object], name: str) -> str:
-    """Return the error of an action, which has to be the user's and to name the file."""
-    with pytest.raises(ConfigError) as error:
-        action()
-    assert name in str(error.value)
-    return str(error.value)
-
-
 def table(damages: dict[str, Damage]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("change", damages.values(), ids=damages.keys())
 
@@ -255,11 +248,11 @@ def test_a_client_state_that_cannot_be_read_now_stays(call, whole, monkeypatch):
     before = store.load(run, 3)
 
     def fail(*_, **__):
-        raise OSError(errno.EIO, "Input/output error")
+        raise OSError(errno.EIO, "Input/output")
 
     with monkeypatch.context() as patch:
         patch.setattr(f"fedhet.{call}", fail)
-        with pytest.raises((OSError, ConfigError), match="Input/output error"):
+        with refused("Input/output", kind=(OSError, ConfigError)):
             store.load(run, 3)
     assert path.exists()
     assert store.load(run, 3).keys() == before.keys()
@@ -581,7 +574,7 @@ def test_a_run_is_not_resumed_on_other_examples(split, mnist_run, data, tmp_path
     write_hub_set(tmp_path / "new", "mnist", count=14)
     shutil.copy(tmp_path / "new" / "mnist" / "train.parquet", path)
     message = f"the {split} examples are not those"
-    with pytest.raises(ConfigError, match=message) as error:
+    with refused(*message.split()) as error:
         run_recipe(tmp_path / "run", *mnist_run, "rounds=2", "resume=true")
     assert str(path) in str(error.value)
 
@@ -610,7 +603,7 @@ def test_a_table_that_has_changed_is_noticed(tmp_path, capsys):
                 ("train", "test"), "fedhet.tasks.tabular:load"
             )
             assert evaluate.evaluate(tmp_path / "run").examples == 8
-    with pytest.raises(ConfigError, match="the test examples are not those"):
+    with refused():
         run_recipe(tmp_path / "run", *words, "rounds=2", "resume=true", clients=2)
     with pytest.raises(SystemExit):
         evaluate.main([str(tmp_path / "run")])

@@ -1,6 +1,5 @@
 """A project of the user's own: fedhet-new, its recipes, and its code on the way to the clients."""
 
-import re
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ from fedhet.server_app.assembly import check_parts
 from fedhet.tasks.references import load_reference
 from fedhet.tools.new import main, write_project
 from tests.recipes import run_recipe
+from tests.refused import refused
 
 RUN = ["task=my_project", "clients=2", "rounds=1", "local.epochs=1"]
 
@@ -91,7 +91,7 @@ def test_the_projects_task_and_method_are_composed(folder):
         (f"strategy={METHOD}", "strategy.keepfeatures.weigth=1"),
         ("strategy.keepfeatures.weight=1",),
     ):
-        with pytest.raises(ConfigError, match=re.escape(words[-1].partition("=")[0])):
+        with refused(words[-1].partition("=")[0]):
             compose_overrides(words)
     for method in ("fedprox", METHOD, [METHOD, "scaffold"]):
         assert make_client_app(list, list, method) is not None  # composed, and not called
@@ -101,7 +101,7 @@ def test_without_the_project_its_recipes_are_unknown_again(folder, monkeypatch):
     assert "my_project" in options_of("task")
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(folder)])
     assert "my_project" not in options_of("task")
-    with pytest.raises(ConfigError, match="task=my_project"):
+    with refused("task=my_project"):
         compose_overrides(("task=my_project",))
     assert "task" in groups()
 
@@ -113,28 +113,25 @@ def test_a_project_above_is_named_and_not_taken(folder, monkeypatch):
     for here in (below.parent, below):
         monkeypatch.chdir(here)
         for word in ("task=my_project",):
-            with pytest.raises(
-                ConfigError,
-                match=f"{word} is unknown.*; no project is in {here} .*; one is in {folder}: start",
-            ):
+            with refused(word, str(here), str(folder)):
                 compose_overrides((word,))
     monkeypatch.chdir(folder.parent)
-    with pytest.raises(ConfigError, match=f"no project is in {folder.parent} .no pyproject.toml"):
+    with refused(str(folder.parent), "pyproject.toml"):
         compose_overrides(("task=my_project",))
-    with pytest.raises(ConfigError) as refused:  # of a typing mistake it says no more than before
+    with refused("strategy=fedavgg") as error:  # of a typing mistake it says no more than before
         compose_overrides(("strategy=fedavgg",))
-    assert "project" not in str(refused.value)
+    assert "project" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('conf = "nowhere"', r"conf='nowhere' must be a folder below"),
-        ('conf = ".."', r"conf='\.\.' must be a folder below"),
-        ('conf = ""', r"conf='' must be a folder below"),
-        ('config = "conf"', "has config; allowed: conf"),
-        ("conf = ", "pyproject.toml cannot be read"),
-        ('conf = "conf"', r"conf/task/mnist\.yaml: fedhet has a recipe task/mnist\.yaml"),
+        ('conf = "nowhere"', "conf='nowhere'"),
+        ('conf = ".."', "conf='..'"),
+        ('conf = ""', "conf=''"),
+        ('config = "conf"', "config"),
+        ("conf = ", "pyproject.toml"),
+        ('conf = "conf"', "conf/task/mnist.yaml task/mnist.yaml"),
     ],
 )
 def test_a_wrong_table_and_a_name_of_fedhets_are_refused(text, message, tmp_path, monkeypatch):
@@ -142,7 +139,7 @@ def test_a_wrong_table_and_a_name_of_fedhets_are_refused(text, message, tmp_path
     (tmp_path / "conf" / "task" / "mnist.yaml").touch()
     (tmp_path / "pyproject.toml").write_text(f"[tool.fedhet]\n{text}\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    with pytest.raises(ConfigError, match=message):
+    with refused(*message.split()):
         compose_overrides(())
 
 
@@ -195,7 +192,7 @@ def test_the_same_bytes_have_the_same_hash_in_the_folder_and_in_the_bundle(
 def test_an_actor_of_ray_finds_modules_where_the_launcher_does(tmp_path, monkeypatch):
     (tmp_path / "other.py").write_text("def model(): ...\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(ConfigError, match="there is no module other"):
+    with refused("other"):
         load_reference("task.model", "other:model")
     from fedhet.runtimes.local.ray_workers import RayWorker  # Ray's import takes a second
 

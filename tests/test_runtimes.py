@@ -1,6 +1,6 @@
 """Runs of the command on each runtime of one machine: killed, resumed, with the same bits.
 
-tests/test_deployment.py has runtime=deployment.
+tests/drills/test_deployment.py has runtime=deployment.
 """
 
 import json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ class Origin:
     command: str = ""  # the command line, as far as it is known
     failures: Sequence[str] = ()  # jobs of the sweep without a results directory, and why
     unfinished: str = ""  # of a sweep that has not ended: how far it has come
+    varied: Sequence[str] = field(
+        default_factory=list
+    )  # the words that its jobs differ in, such as partition.alpha
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, same_but_seed
 from fedhet.report.run_data import Run, by_seed
 
+ROOT = Path(__file__).resolve().parents[2]  # where fedhet lies, and reproductions in a clone
 Partitions = Callable[[], Sequence[Partition]]
 Say = Callable[[str], None]
 

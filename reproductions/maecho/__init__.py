@@ -13,11 +13,11 @@ from typing import Any
 from fedhet.report.blocks import Block
 from fedhet.report.layout import Layout
 from fedhet.report.paper_figures import Partitions, Say
-from fedhet.report.subprocess_call import CallError, call
 from fedhet.reproductions.maecho.decoder_data import CLIENTS, read_generated
 from fedhet.reproductions.maecho.fusion_path_plot import fusion
 from fedhet.reproductions.maecho.generated_images import generated
 from fedhet.reproductions.maecho.neuron_plot import neurons
+from fedhet.reproductions.subprocess_call import CallError, call
 
 TIMEOUT_SECONDS = 900
 

@@ -16,7 +16,6 @@ import fedhet.reproductions.maecho as package
 from fedhet.report.blocks import Picture
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import read_run
-from fedhet.report.subprocess_call import CallError
 from fedhet.reproductions.maecho import neuron_matching as matching
 from fedhet.reproductions.maecho import replay_fusion as replay
 from fedhet.reproductions.maecho.flat_model import unflat
@@ -24,6 +23,7 @@ from fedhet.reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
 from fedhet.reproductions.maecho.fusion_path_plot import fusion
 from fedhet.reproductions.maecho.neuron_matching import local_optima, matched
 from fedhet.reproductions.maecho.neuron_plot import neurons
+from fedhet.reproductions.subprocess_call import CallError
 from fedhet.strategies.base import local_model
 from fedhet.strategies.fusion.projected_layers import projected_layers
 from fedhet.strategies.maecho import HarmonizedOptima, MAEcho

@@ -213,7 +213,7 @@ def test_the_images_are_those_of_the_lowest_loss(weights):
 
 
 def distilled(student: nn.Module, network: ServerModel, pool: torch.Tensor, how: Distillation):
-    optimizer = SGD(how.momentum)
+    optimizer = SGD(momentum=how.momentum)
     optimizer.start(dict(student.named_parameters()), how.lr)
     return distil(student, teacher_of(network), pool, views_of(network), optimizer, how)
 

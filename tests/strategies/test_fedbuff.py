@@ -107,7 +107,7 @@ def event_loop(steps: int, at_once: int, buffer: int, system: LogNormal, weigh, 
 @pytest.mark.parametrize("method", ["fedbuff", "fedasync"])
 def test_a_run_is_that_of_an_event_loop_written_out(method):
     system = LogNormal(sigma=1.5)
-    how = slots(system, sampler=FixedSizeSampler(0.67))
+    how = slots(system, sampler=FixedSizeSampler(participation=0.67))
     if method == "fedbuff":
         found, reports = run(built(FedBuff, asynchronous={"buffer": 2}, **how), 12)
         expected, clock = event_loop(12, 4, 2, system, lambda tau: (1 + tau) ** -0.5, False)
@@ -139,7 +139,7 @@ def test_discounts_by_hand_and_too_stale_replies_are_not_waited_for():
 
 def test_late_replies_may_have_the_step_sizes_of_the_rounds_that_they_were_told():
     """Halved every step: a reply's lr-sum is checked against its own round's."""
-    how = slots(LogNormal(sigma=1.5), schedule=ExponentialDecay(0.5))
+    how = slots(LogNormal(sigma=1.5), schedule=ExponentialDecay(decay=0.5))
     _, reports = run(built(FedBuff, asynchronous={"buffer": 2}, **how), 8)
     assert max(max(report.staleness) for report in reports[1:]) > 1
     assert not any(report.failures for report in reports)
@@ -163,7 +163,7 @@ def test_epsilon_counts_the_messages_to_a_client_and_no_sized_one(settings):
         server_sides=privacy.server_sides,
         aggregator=UniformMean(),
         asynchronous=settings,
-        sampler=FixedSizeSampler(0.5),
+        sampler=FixedSizeSampler(participation=0.5),
         **slots(LogNormal(sigma=1.5)),
     )
     run(strategy, 5, tamper=count)
@@ -237,7 +237,7 @@ def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
         return built(
             SCAFFOLD,
             asynchronous=Asynchronous(buffer=2),
-            **slots(system, sampler=FixedSizeSampler(0.67, seed=2)),
+            **slots(system, sampler=FixedSizeSampler(participation=0.67, seed=2)),
         )
 
     whole, reports = run(strategy(), 14, stores=folders(tmp_path / "whole", SIZE))

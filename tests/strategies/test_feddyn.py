@@ -11,6 +11,7 @@ from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn
 from fedhet.strategies.wire.compression import Compression, Int4
 from tests.federation import Regression, federate
 from tests.recipes import overrides
+from tests.refused import refused
 from tests.strategies.round import test_round
 from tests.strategies.sides import built
 from tests.strategies.test_closed_forms import (
@@ -55,7 +56,9 @@ def test_the_server_keeps_the_mean_of_all_clients(up):
     """
     own = stores(3)
     sampler = Listed([0, 1], [0, 1, 2], [0, 2], [1])
-    strategy = built(FedDyn, alpha=0.5, local_lr=0.1, sampler=sampler, compression=Compression(up))
+    strategy = built(
+        FedDyn, alpha=0.5, local_lr=0.1, sampler=sampler, compression=Compression(up=up)
+    )
 
     def tamper(reply: Message) -> Message | None:
         lost = test_round.from_client(reply, 1) and strategy.state.round == 1
@@ -73,8 +76,8 @@ def test_the_server_keeps_the_mean_of_all_clients(up):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["strategy=feddyn", "server.lr=0.5"], r"server\.lr=0\.5, .*feddyn needs server\.lr=1"),
-        (["strategy=[feddyn,fedexp]"], "both replace the aggregator"),
+        (["strategy=feddyn", "server.lr=0.5"], "server.lr=0.5 server.lr=1"),
+        (["strategy=[feddyn,fedexp]"], "aggregator"),
         (
             ["strategy=feddyn", "strategy/aggregator=weighted_mean"],
             "strategy/aggregator",
@@ -83,5 +86,5 @@ def test_the_server_keeps_the_mean_of_all_clients(up):
     ],
 )
 def test_what_it_cannot_be_combined_with(words, message):
-    with pytest.raises(ValueError, match=message):
+    with refused(*message.split(), kind=ValueError):
         compose(overrides(*words))

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from fedhet.common.errors import ConfigError
 from fedhet.conf import compose
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_optimizers import SGD, Adam
@@ -17,6 +16,7 @@ from fedhet.strategies.fedbabu import FedBABU
 from fedhet.strategies.fedrep import FedRep
 from fedhet.strategies.method import Method
 from tests.recipes import overrides
+from tests.refused import refused
 from tests.strategies.labelled import Classifier
 from tests.strategies.sides import per_fedavg
 from tests.strategies.test_per_fedavg import fit
@@ -46,7 +46,8 @@ class Shift(ClientSide):
 @pytest.mark.slow
 @pytest.mark.parametrize(("sides", "clip"), [({}, None), ({"shift": Shift()}, 1.0)])
 @pytest.mark.parametrize(
-    "optimizer", [SGD(0.9, 0.1), Adam(weight_decay=0.1), per_fedavg(0.1, "hessian_free")]
+    "optimizer",
+    [SGD(momentum=0.9, weight_decay=0.1), Adam(weight_decay=0.1), per_fedavg(0.1, "hessian_free")],
 )
 @pytest.mark.parametrize("moved", ["head", "body"])
 def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, optimizer, sides, clip):
@@ -102,19 +103,19 @@ def test_the_null_phase_gets_the_rest(lengths, filled):
 @pytest.mark.parametrize(
     ("length", "lengths", "message"),
     [
-        ({"epochs": 5}, (2, 2), r"\[2, 2\] and local\.epochs=5"),
-        ({"epochs": 5}, (5, None), r"leave something"),
-        ({"epochs": 5}, (6,), r"must add up"),
-        ({"epochs": 5}, (None, None), r"at most one null"),
-        ({"epochs": 5}, (0, None), r"must be >= 1"),
-        ({"epochs": 0}, (), "=0 is not allowed"),
-        ({"epochs": None, "steps": 0}, (), "=0 is not allowed"),
-        ({"epochs": None, "steps": 5}, (1, None), r"local\.steps=5 with 2 strategy\.phases"),
+        ({"epochs": 5}, (2, 2), "[2 2] local.epochs=5"),
+        ({"epochs": 5}, (5, None), "strategy.phases"),
+        ({"epochs": 5}, (6,), "strategy.phases"),
+        ({"epochs": 5}, (None, None), "strategy.phases"),
+        ({"epochs": 5}, (0, None), "strategy.phases"),
+        ({"epochs": 0}, (), "=0"),
+        ({"epochs": None, "steps": 0}, (), "=0"),
+        ({"epochs": None, "steps": 5}, (1, None), "local.steps=5 2 strategy.phases"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(length, lengths, message):
     phases = tuple(Phase(TensorSelector("all"), epochs) for epochs in lengths)
-    with pytest.raises(ConfigError, match=message):
+    with refused(*message.split()):
         LocalTrainingConfig(**length, phases=phases)
 
 
@@ -129,7 +130,7 @@ def test_one_phase_may_count_in_steps():
 @pytest.mark.parametrize("phases", [(), FEDREP])
 def test_a_phase_without_tensors_or_without_a_step_is_refused(phases):
     """17 examples are a batch a pass, and Per-FedAvg takes two a step: FedRep's head gets none."""
-    with pytest.raises(ConfigError, match="selects none"):
+    with refused("fc3.*"):
         fit(Classifier(), options_with(Phase(TensorSelector("fc3.*"))))
     options = LocalTrainingConfig(batch_size=32, epochs=3 if phases else 1, phases=phases)
     with pytest.raises(ValueError, match=r"17 examples are too few .*lower that, or raise"):

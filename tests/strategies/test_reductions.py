@@ -41,7 +41,7 @@ from tests.strategies.sides import built, sam
 
 def run(method: type[Method], given=None, how=None) -> dict[str, torch.Tensor]:
     """Return the params after some rounds with half the clients."""
-    sampler = FixedSizeSampler(0.5, seed=2)
+    sampler = FixedSizeSampler(participation=0.5, seed=2)
     strategy = built(method, **{"local_lr": 0.1, "sampler": sampler, **(given or {})})
     return train(strategy, **{"model": Classifier, "rounds": 4, **(how or {})})[0]
 
@@ -59,7 +59,7 @@ def alpha(value: float, **more) -> dict:
 
 
 def heavy(layers: str) -> dict:
-    return {"optimizer": lambda: SGD(0.9, momentum_layers=layers)}
+    return {"optimizer": lambda: SGD(momentum=0.9, momentum_layers=layers)}
 
 
 def two_phases(first: str) -> dict:

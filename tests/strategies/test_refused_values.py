@@ -1,11 +1,8 @@
 """A value out of its range is refused by the name of its key."""
 
-import re
-
 import pytest
 from torch import nn
 
-from fedhet.common.errors import ConfigError
 from fedhet.strategies.apfl import APFLClient
 from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
@@ -35,6 +32,7 @@ from fedhet.strategies.pfnm import PFNM, NeuralMatching
 from fedhet.strategies.scaffold import ControlVariateClient
 from fedhet.strategies.statistics.soft_labels import SoftLabelServer
 from tests.federation import Regression
+from tests.refused import refused
 from tests.strategies.labelled import Biasless, Classifier
 from tests.strategies.sides import check_side
 
@@ -88,13 +86,13 @@ CASES = [
 
 @pytest.mark.parametrize(("part", "wrong", "said"), CASES)
 def test_a_value_out_of_range_names_its_key(part, wrong, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with refused(said):
         part(**wrong)
 
 
 @pytest.mark.parametrize("spec", ["last:0", "last:x", "first:"])
 def test_a_malformed_selector_names_its_key_and_the_syntax(spec):
-    with pytest.raises(ConfigError, match=rf"local\.x='{spec}'.*last:N"):
+    with refused(f"local.x='{spec}'", "last:N"):
         TensorSelector(spec, "local.x")
 
 
@@ -106,26 +104,26 @@ NO_HEAD = nn.ModuleDict({"last": nn.Linear(2, 2, bias=False)})
     ("side", "model", "optimizer", "message"),
     [
         # option II reads the gradient off plain steps
-        (ControlVariateClient(), SMALL, HEAVY, r"scaffold\.option=II .*local\.optimizer=sgd"),
-        (ControlVariateClient("all", "II", "fedpvr"), SMALL, Adam(), r"fedpvr\.option=II .*=sgd"),
-        (ControlVariateClient("all", "II-momentum"), SMALL, Adam(), r"option=II-momentum .*=sgd"),
-        (FedNovaClient(), SMALL, Adam(), r"local\.optimizer=sgd"),
-        (ClientMomentum(), SMALL, HEAVY, r"local\.momentum=0"),
-        (ClientMomentum(), SMALL, Adam(), r"local\.momentum=0"),
-        (FedDWClient(), Classifier(), SGD(), r"task\.head_bias=false"),
-        (FedDWClient(), NO_HEAD, SGD(), "the classifier is a NoneType"),
+        (ControlVariateClient(), SMALL, HEAVY, "scaffold.option=II local.optimizer=sgd"),
+        (ControlVariateClient("all", "II", "fedpvr"), SMALL, Adam(), "fedpvr.option=II"),
+        (ControlVariateClient("all", "II-momentum"), SMALL, Adam(), "option=II-momentum"),
+        (FedNovaClient(), SMALL, Adam(), "local.optimizer=sgd"),
+        (ClientMomentum(), SMALL, HEAVY, "local.momentum=0"),
+        (ClientMomentum(), SMALL, Adam(), "local.momentum=0"),
+        (FedDWClient(), Classifier(), SGD(), "task.head_bias=false"),
+        (FedDWClient(), NO_HEAD, SGD(), "NoneType"),
         (
             FedDWClient(),
             nn.ModuleDict({"head": nn.Sequential()}),
             SGD(),
-            "the classifier is a Sequential",
+            "Sequential",
         ),
     ],
 )
 def test_a_side_refuses_the_model_or_the_steps_that_it_does_not_fit(
     side, model, optimizer, message
 ):
-    with pytest.raises(ConfigError, match=message):
+    with refused(*message.split()):
         check_side(side, model, optimizer)
 
 
@@ -139,5 +137,5 @@ def test_a_side_takes_what_it_fits():
 
 @pytest.mark.parametrize("method", [DENSE, Ensemble, PFNM])
 def test_a_method_whose_server_runs_the_model_needs_it(method):
-    with pytest.raises(ConfigError, match=r"runs the model .*server_model=ServerModel"):
+    with refused("server_model=ServerModel"):
         method()

@@ -145,7 +145,7 @@ def test_the_command_names_the_runs_that_it_cannot_evaluate_and_continues(
         (["--task", "path"], "write --task path=VALUE"),
         (
             ["--task", "path=/data/new"],
-            "task.path=/data/new: task.source=embedded holds its images",
+            "task.path=/data/new: task.source=embedded",
         ),
         (["--augmented", "2"], "set --task flip=true or --task crop_padding=4"),
         (["--out", "."], "--out . is a folder: name a file"),

@@ -92,7 +92,7 @@ def test_latest_is_x_itself():
 @pytest.mark.parametrize("output", SHARES)
 def test_a_resumed_run_whose_rounds_fail_has_the_output_of_the_uninterrupted_one(output, lost):
     whole, first, second, third = (
-        quadrupled(output, sampler=FixedSizeSampler(0.5, seed=3)) for _ in range(4)
+        quadrupled(output, sampler=FixedSizeSampler(participation=0.5, seed=3)) for _ in range(4)
     )
     uninterrupted, cut = watch(whole, rounds=4, lost=lost), watch(first, rounds=2)
     x = to_tensors(cut.x[-1])

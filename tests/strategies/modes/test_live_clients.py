@@ -85,13 +85,13 @@ def scaffold(**how):
 def test_replies_that_arrive_in_the_order_of_a_simulated_system_give_its_bits(method):
     system = LogNormal(sigma=1.5)
     expected, simulated = run(
-        built(method, system=system, sampler=FixedSizeSampler(0.67), **slots()), 12
+        built(method, system=system, sampler=FixedSizeSampler(participation=0.67), **slots()), 12
     )
 
     def seconds(client: int) -> float:
         return system.seconds(client, 24, 0)
 
-    how = slots(sampler=FixedSizeSampler(0.67))
+    how = slots(sampler=FixedSizeSampler(participation=0.67))
     found, reports = run(built(method, **how), 12, grid=arriving(seconds))
     assert torch.equal(found, expected)
     assert [report.clients for report in reports] == [report.clients for report in simulated]
@@ -191,7 +191,7 @@ def test_a_resumed_run_asks_everybody_anew_and_late_replies_leave_no_trace(tmp_p
         return 1.0 + client
 
     def strategy():
-        return scaffold(**slots(sampler=FixedSizeSampler(0.67)))
+        return scaffold(**slots(sampler=FixedSizeSampler(participation=0.67)))
 
     def resumed(name: str, *, late: bool):
         first, saved, made = strategy(), {}, []
@@ -258,7 +258,10 @@ def mean_variate(strategy, stores) -> torch.Tensor:
 def test_c_stays_the_mean_of_the_clients_after_a_loss_and_one_site_restarts_them_once(clock, times):
     """A c_i+ - c_i of a client in flight, whose c_i starts again at zero, would stay in c."""
     system, settings = LogNormal(sigma=1.5), None if clock == "waits" else Asynchronous(buffer=2)
-    how = slots(sampler=FixedSizeSampler(0.67), system=system if clock == "simulated" else None)
+    how = slots(
+        sampler=FixedSizeSampler(participation=0.67),
+        system=system if clock == "simulated" else None,
+    )
     strategy = built(SCAFFOLD, asynchronous=settings, **how)
     stores = {i: Losing(times if i == 1 else 0) for i in range(SIZE)}
     grid = arriving(system.slowness) if clock == "real" else InProcessGrid

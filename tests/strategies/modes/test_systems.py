@@ -157,7 +157,7 @@ def test_values_out_of_range_are_refused(how, key):
 
 def strategy(**how) -> SCAFFOLD:
     system = LogNormal(sigma=1.5, over_selection=1.5, dropout=0.2, deadline_seconds=0.1, seed=4)
-    sampler = FixedSizeSampler(0.5, seed=1)
+    sampler = FixedSizeSampler(participation=0.5, seed=1)
     return built(
         SCAFFOLD, local_lr=0.1, sampler=sampler, system=system, local_training=OPTIONS, **how
     )
@@ -208,12 +208,12 @@ def test_a_run_keeps_the_clock_and_a_resumed_one_ends_alike(tmp_path):
 
 def test_a_round_waits_until_a_share_of_those_that_are_there_is_enough():
     """Half of 8 is 4, and of 9 it is 5, rounded: a round of at least 5 waits for 9 of 10."""
-    system, half = DayNight(spread=1.0), FixedSizeSampler(0.5)
+    system, half = DayNight(spread=1.0), FixedSizeSampler(participation=0.5)
     cohorts = SystemClients(half, system, None, least=5)
     assert cohorts._needed(10) == 9
     assert cohorts._needed(7) == 7  # never more than there are
     assert SystemClients(half, system, None)._needed(10) == 1
-    drawn_one_by_one = BernoulliSampler(0.5)  # a draw may be of all
+    drawn_one_by_one = BernoulliSampler(participation=0.5)  # a draw may be of all
     assert SystemClients(drawn_one_by_one, system, None, least=5)._needed(10) == 5
 
 

@@ -222,7 +222,7 @@ def test_a_lost_reply_does_not_move_the_client_state(store, tmp_path):
 
 @pytest.mark.slow
 def test_resume_from_an_older_checkpoint_equals_the_uninterrupted_run(tmp_path):
-    half, saved = FixedSizeSampler(0.5, seed=3), {}
+    half, saved = FixedSizeSampler(participation=0.5, seed=3), {}
     first, second, third = (built(SCAFFOLD, local_lr=0.1, sampler=half) for _ in range(3))
     whole, _ = run(third, rounds=8, count=4, stores=folders(tmp_path / "whole", 4))
 
@@ -551,7 +551,7 @@ def test_control_variates_still_lead_to_the_optimum(method, losing, tmp_path):
 
 @pytest.mark.slow
 def test_partial_participation_restarts_every_client_once_and_drift_sums_restart():
-    strategy = built(SCAFFOLD, local_lr=0.04, sampler=FixedSizeSampler(0.5, seed=1))
+    strategy = built(SCAFFOLD, local_lr=0.04, sampler=FixedSizeSampler(participation=0.5, seed=1))
     assert closed_forms.distance(strategy, 80, stores=stores(0, 1)) < 1e-9
     assert strategy.state.restarted
     assert (
@@ -608,6 +608,6 @@ def test_an_argument_that_a_method_has_not_is_named_with_its_class_and_the_neare
     ],
 )
 def test_a_slot_that_makes_the_method_is_not_taken_and_then_dropped(method, slot):
-    given = {"server_optimizer": SGD(0.5), "aggregator": Median(), "asynchronous": None}[slot]
+    given = {"server_optimizer": SGD(lr=0.5), "aggregator": Median(), "asynchronous": None}[slot]
     with pytest.raises(ConfigError, match=rf"^{method.__name__}\({slot}=.*leave {slot} out"):
         built(method, **{slot: given})

@@ -91,7 +91,7 @@ class Watched:
         return torch.zeros(1, SIZE) if kept is None else kept["numbers"].view(1, SIZE)
 
 
-CODECS = [TopK(0.2), RandomK(0.2), Int4(5, error_feedback=True)]
+CODECS = [TopK(share=0.2), RandomK(share=0.2), Int4(block=5, error_feedback=True)]
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_what_was_decoded_and_the_residual_are_the_sum_of_what_was_to_be_sent(co
         trained = METRICS in reply.content
         return without(1)(reply) if trained and next(asked) // CLIENTS == 2 else reply
 
-    run = Watched(monkeypatch, Compression(codec), tamper=lose)
+    run = Watched(monkeypatch, Compression(up=codec), tamper=lose)
     for client in range(CLIENTS):
         for record in RESIDUAL:
             lost = {3} if client == 1 else set()
@@ -123,18 +123,20 @@ def control_variates(run: Watched) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", [TopK(0.2), BFloat16(), Int8()], ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize(
+    "codec", [TopK(share=0.2), BFloat16(), Int8()], ids=lambda c: type(c).__name__
+)
 def test_c_is_the_mean_of_all_c_i_but_for_the_residuals_also_after_a_lost_state(codec, monkeypatch):
     """Casts and integers keep no residual of the update, and one of what the server adds up."""
     stores = {i: ContextStateStore(RecordDict()) for i in range(CLIENTS)} | {1: Forgetful()}
-    run = Watched(monkeypatch, Compression(codec), stores)
+    run = Watched(monkeypatch, Compression(up=codec), stores)
     assert run.strategy.state.restarted["control_variate"] == 4
     assert (RESIDUAL["update"] in run.state(0)) == codec.error_feedback
     torch.testing.assert_close(*control_variates(run), rtol=0, atol=1e-12)
 
 
 def test_scaled_random_k_keeps_nothing(monkeypatch):
-    run = Watched(monkeypatch, Compression(RandomK(0.5, error_feedback=False)))
+    run = Watched(monkeypatch, Compression(up=RandomK(share=0.5, error_feedback=False)))
     assert run.state(0).keys() == {"control_variate"}
 
 
@@ -169,7 +171,7 @@ def test_clients_train_from_what_was_sent_and_the_server_steps_from_its_own_x(do
 @pytest.mark.slow
 def test_a_payload_down_names_its_tensors_and_buffers_travel_in_full():
     """FedPVR corrects the head alone; BatchNorm's statistics are exact in both directions."""
-    compression = Compression(TopK(0.5), "int8")
+    compression = Compression(up=TopK(share=0.5), down="int8")
     asked, answered = [], []
 
     def keep(reply: Message) -> Message:
@@ -215,7 +217,7 @@ def reply_of(codec, update=NUMBERS) -> Message:
     counts = {"num-examples": 5, "num-steps": 1, "lr-sum": 0.1}
     metrics = {"partition-id": 4, **counts}
     reply = Reply(4, 5, 1, 0.1, update, {"delta": update}, metrics)
-    content = encode(reply, Compression(codec, seed=1), {"delta"}, 9, {})
+    content = encode(reply, Compression(up=codec, seed=1), {"delta"}, 9, {})
     asked = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
     return Message(content, reply_to=asked)
 
@@ -224,7 +226,7 @@ def decode(codec, message: Message, update=NUMBERS) -> Reply:
     like = {name: value.to("meta") for name, value in update.items()}
     shapes = {name: tuple(value.shape) for name, value in update.items()}
     delta = {"delta": ExpectedPayload(shapes, compressed=True)}
-    codecs, bounds, senders = Compression(codec, seed=1), Bounds(1e15), {4: Sender(round=9)}
+    codecs, bounds, senders = Compression(up=codec, seed=1), Bounds(1e15), {4: Sender(round=9)}
     expected = Expected(like, senders, payloads=delta, bounds=bounds, compression=codecs)
     return decoded(message, 4, expected)
 
@@ -234,10 +236,10 @@ BYTES = [  # of a record of 1001 numbers: data and headers
     (Float16(), 2 * 1001 + HEADER),
     (BFloat16(), 2 * 1001 + HEADER),
     (Int8(), 1001 + 4 * 8 + 2 * HEADER),  # 8 blocks of 128
-    (Int8(1000), 1001 + 4 * 2 + 2 * HEADER),
+    (Int8(block=1000), 1001 + 4 * 2 + 2 * HEADER),
     (Int4(), 501 + 4 * 8 + 2 * HEADER),
-    (TopK(0.01), (4 + 2) * 10 + 2 * HEADER),
-    (RandomK(0.01), 4 * 10 + HEADER),
+    (TopK(share=0.01), (4 + 2) * 10 + 2 * HEADER),
+    (RandomK(share=0.01), 4 * 10 + HEADER),
 ]
 
 
@@ -250,16 +252,16 @@ def test_a_record_has_the_stated_bytes_and_the_tensors_are_put_together_by_name(
     assert all(value.dtype == torch.float32 for value in decoded.values())
     numbers = expected = torch.cat([NUMBERS["a"].view(-1), NUMBERS["b"]])  # by name
     if codec is not None:
-        draws = Compression(codec, seed=1).draws("update", 9, 5)
+        draws = Compression(up=codec, seed=1).draws("update", 9, 5)
         expected = codec.decode(codec.encode(numbers, draws), 1001, draws)
     assert torch.equal(torch.cat([decoded["a"].view(-1), decoded["b"]]), expected)
 
 
 def test_more_numbers_than_two_bytes_reach_have_counts():
     update = {"w": torch.randn(70_000, generator=torch.Generator().manual_seed(4))}
-    message = reply_of(TopK(0.01), update)
+    message = reply_of(TopK(share=0.01), update)
     assert count_bytes(message.content) == 2 * (6 * 700 + 4 * 2 + 3 * HEADER)
-    decoded = decode(TopK(0.01), message, update).update["w"]
+    decoded = decode(TopK(share=0.01), message, update).update["w"]
     assert int((decoded != 0).sum()) == 700
     assert torch.equal(decoded[decoded != 0], update["w"][decoded != 0])
 
@@ -376,7 +378,7 @@ def test_a_missing_record_is_refused():
 
 
 def test_privacy_that_it_would_break_is_refused_and_the_rest_goes_together():
-    secure, up = SecAggPlus(max_examples=50), Compression(Int8())
+    secure, up = SecAggPlus(max_examples=50), Compression(up=Int8())
     with pytest.raises(ConfigError, match=r"masked whole numbers.*strategy/compression=none"):
         built(FedAvg, compression=up, secure_aggregation=secure)
     with pytest.raises(ConfigError, match=r"would change it after that \(Int8\).*clipping=server"):
@@ -410,6 +412,6 @@ def test_a_compressible_payload_needs_a_known_shape():
 )
 def test_models_of_clients_that_start_from_a_rounded_one_are_not_fused(make):
     """They send y_i - C(x), and x + (y_i - C(x)) is no y_i: int4 moved a bias by 29 %."""
-    make(compression=Compression(Int4()))
+    make(compression=Compression(up=Int4()))
     with pytest.raises(ConfigError, match=r"compression\.down=int4 .* reads their models.*=none"):
         make(compression=Compression(down="int4"))

@@ -37,7 +37,7 @@ def sent(codec, numbers, seed=SEED) -> torch.Tensor:
     return codec.decode(arrays, len(numbers), seed)
 
 
-@pytest.mark.parametrize(("codec", "levels"), [(Int8(4), 127), (Int4(4), 7)])
+@pytest.mark.parametrize(("codec", "levels"), [(Int8(block=4), 127), (Int4(block=4), 7)])
 def test_rounding_to_levels_is_unbiased_and_has_the_variance_of_a_coin(codec, levels):
     """With scale 1 the number q + p is q + 1 with probability p, else q: its variance is p (1 - p).
 
@@ -55,7 +55,7 @@ def test_rounding_to_levels_is_unbiased_and_has_the_variance_of_a_coin(codec, le
         assert abs(float((column - number).double().square().mean()) - part * (1 - part)) < tail
 
 
-@pytest.mark.parametrize(("codec", "levels"), [(Int8(5), 127), (Int4(5), 7)])
+@pytest.mark.parametrize(("codec", "levels"), [(Int8(block=5), 127), (Int4(block=5), 7)])
 @pytest.mark.parametrize("size", [1, 2, 7, 10])
 def test_numbers_on_the_levels_come_back_exactly(codec, levels, size):
     scales = torch.tensor([0.5, 4.0]).repeat_interleave(5)[:size]
@@ -64,7 +64,7 @@ def test_numbers_on_the_levels_come_back_exactly(codec, levels, size):
     assert torch.equal(sent(codec, torch.zeros(size)), torch.zeros(size))
 
 
-@pytest.mark.parametrize("codec", [Int8(2**40), Int4(2**40)])
+@pytest.mark.parametrize("codec", [Int8(block=2**40), Int4(block=2**40)])
 def test_a_block_longer_than_the_vector_is_as_long_as_the_vector(codec):
     numbers = drawn(300)
     found = sent(codec, numbers)
@@ -83,7 +83,7 @@ def test_rounding_is_off_by_the_stated_share_at_most():
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 9, 1000, 65_536, 150_001])
 def test_top_k_sends_the_largest_and_their_places(size):
-    numbers, codec = drawn(size), TopK(0.01)
+    numbers, codec = drawn(size), TopK(share=0.01)
     kept = {1: 1, 9: 1, 1000: 10, 65_536: 655, 150_001: 1500}[size]
     order = sorted(range(size), key=lambda place: -abs(float(numbers[place])))
     expected = torch.zeros(size)
@@ -98,20 +98,20 @@ def test_random_k_takes_one_number_of_each_piece_and_is_unbiased_when_scaled():
     """v = (1, ..., 5) in each piece of five: each is taken with probability 1/5, and counts 5."""
     pieces = 20_000
     numbers = torch.arange(1.0, 6.0).repeat(pieces)
-    found = sent(RandomK(0.2, error_feedback=False), numbers).view(pieces, 5)
+    found = sent(RandomK(share=0.2, error_feedback=False), numbers).view(pieces, 5)
     assert torch.equal((found != 0).sum(1), torch.ones(pieces, dtype=torch.int64))
     tail = 25 * math.sqrt(math.log(2e12) / (2 * pieces))  # numbers from 0 to 25
     assert float((found.mean(0) - torch.arange(1.0, 6.0)).abs().max()) < tail
     share = (found != 0).double().mean(0)
     assert float((share - 0.2).abs().max()) < math.sqrt(math.log(2e12) / (2 * pieces))
-    kept = sent(RandomK(0.2), numbers).view(pieces, 5)
+    kept = sent(RandomK(share=0.2), numbers).view(pieces, 5)
     assert torch.equal(kept, found / 5)
-    uneven = sent(RandomK(0.4, error_feedback=False), torch.ones(12))  # 5 pieces of 2 and 3
+    uneven = sent(RandomK(share=0.4, error_feedback=False), torch.ones(12))  # 5 pieces of 2 and 3
     assert sorted(uneven[uneven != 0].tolist()) == [2, 2, 2, 3, 3]
 
 
 def test_random_k_draws_anew_for_each_round_client_and_record():
-    compression, codec = Compression(RandomK(0.1), seed=3), RandomK(0.1)
+    compression, codec = Compression(up=RandomK(share=0.1), seed=3), RandomK(share=0.1)
     numbers = torch.arange(1.0, 101.0)
     places = ("update", 1, 1), ("update", 2, 1), ("update", 1, 2), ("control", 1, 1)
     found = [tuple(codec.encode(numbers, compression.draws(*p))[VALUES].tolist()) for p in places]
@@ -141,9 +141,9 @@ def test_nan_and_inf_are_sent_as_they_are(codec, value):
 @pytest.mark.parametrize(
     ("build", "key"),
     [
-        (lambda: TopK(0.0), r"up\.share=0"),
-        (lambda: RandomK(1.5), r"up\.share=1\.5"),
-        (lambda: Int8(0), r"up\.block=0"),
+        (lambda: TopK(share=0.0), r"up\.share=0"),
+        (lambda: RandomK(share=1.5), r"up\.share=1\.5"),
+        (lambda: Int8(block=0), r"up\.block=0"),
         (lambda: Compression(down="top_k"), r"down='top_k'.*bfloat16"),
     ],
 )

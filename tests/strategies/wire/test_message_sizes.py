@@ -27,10 +27,10 @@ class WithBuffer(Regression):
     "compression",
     [
         Compression(),
-        Compression(BFloat16(), "bfloat16"),
-        Compression(Int8(), "none"),
-        Compression(TopK(0.5), "int8"),
-        Compression(None, "int4"),
+        Compression(up=BFloat16(), down="bfloat16"),
+        Compression(up=Int8(), down="none"),
+        Compression(up=TopK(share=0.5), down="int8"),
+        Compression(up=None, down="int4"),
     ],
 )
 def test_a_round_takes_the_time_of_the_bytes_that_its_messages_have(method, compression):

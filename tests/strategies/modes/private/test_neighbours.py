@@ -101,8 +101,8 @@ GONE: dict[str, Callable] = {
 }
 SAMPLERS = {
     "everybody": FixedSizeSampler(),
-    "a fixed number": FixedSizeSampler(0.5, seed=1),
-    "each by itself": BernoulliSampler(0.5, seed=1),
+    "a fixed number": FixedSizeSampler(participation=0.5, seed=1),
+    "each by itself": BernoulliSampler(participation=0.5, seed=1),
 }
 
 

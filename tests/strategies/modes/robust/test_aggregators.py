@@ -67,23 +67,23 @@ def test_a_trimmed_mean_cuts_the_stated_share():
     values = [0.0] * 29 + [0.5] * 42 + [1.0] * 29
     vectors = [{"x": torch.tensor([value])} for value in values]
     vectors[71] = {"x": torch.tensor([100.0])}
-    found, *_ = TrimmedMean(0.29).mean("update", vectors)
+    found, *_ = TrimmedMean(trim=0.29).mean("update", vectors)
     assert torch.equal(found["x"], torch.tensor([0.5]))
 
 
 FLOWER = {
     "median of an odd number": (Median(), flower.FedMedian(), drawn(7)),
     "median of an even number": (Median(), flower.FedMedian(), drawn(8)),
-    "trimmed mean": (TrimmedMean(0.25), flower.FedTrimmedAvg(beta=0.25), drawn(9)),
-    "krum": (Krum(2), flower.Krum(num_malicious_nodes=2), drawn(9, hostile=2)),
+    "trimmed mean": (TrimmedMean(trim=0.25), flower.FedTrimmedAvg(beta=0.25), drawn(9)),
+    "krum": (Krum(attackers=2), flower.Krum(num_malicious_nodes=2), drawn(9, hostile=2)),
     "multi-krum": (
-        MultiKrum(2, 4),
+        MultiKrum(attackers=2, select=4),
         flower.MultiKrum(num_malicious_nodes=2, num_nodes_to_select=4),
         drawn(9, hostile=2),
     ),
     # Flower's takes the clients of least score in one go: here it is given Krum's, one by one
     "bulyan": (
-        Bulyan(2),
+        Bulyan(attackers=2),
         flower.Bulyan(num_malicious_nodes=2, selection_rule=lambda all, f, size: krums(all, size)),
         drawn(11, hostile=2),
     ),
@@ -92,7 +92,7 @@ FLOWER = {
 
 def krums(contents, size):
     vectors = [{"x": torch.from_numpy(one["arrays"]["x"].numpy())} for one in contents]
-    chosen = Bulyan(2).choose(squared_distances(vectors))
+    chosen = Bulyan(attackers=2).choose(squared_distances(vectors))
     assert len(chosen) == size
     return [contents[i] for i in chosen]
 
@@ -110,7 +110,7 @@ def test_multi_krum_takes_all_but_the_attackers_and_two_by_default():
     146, 111, 71, 86, 171 (of 10), 446.
     """
     places = np.array([0.0, 1.0, 3.0, 6.0, 10.0, 15.0, 100.0])
-    aggregator = MultiKrum(1)
+    aggregator = MultiKrum(attackers=1)
     found = flat(combined(aggregator, replies_of(np.outer(places, np.ones(19)))).update)
     np.testing.assert_allclose(found, (0 + 1 + 3 + 6) / 4)
     assert [client for client, trust in aggregator.trust.items() if trust] == [0, 1, 2, 3]
@@ -133,14 +133,16 @@ def test_bulyan_by_brute_force():
             key=lambda some: max(abs(one - middle) for one in some),
         )
         expected.append(np.mean(nearest))
-    aggregator = Bulyan(f)
+    aggregator = Bulyan(attackers=f)
     np.testing.assert_allclose(flat(combined(aggregator, replies_of(vectors)).update), expected)
     assert aggregator.trust == {i: float(i in chosen) for i in range(8)}
 
 
 def test_the_geometric_median_is_the_minimum():
     vectors = drawn(9, seed=1, hostile=3)
-    found = flat(combined(GeometricMedian(1000, tolerance=0.0), replies_of(vectors)).update)
+    found = flat(
+        combined(GeometricMedian(iterations=1000, tolerance=0.0), replies_of(vectors)).update
+    )
 
     def distance(point):
         return np.linalg.norm(vectors - point, axis=1).sum()
@@ -273,21 +275,22 @@ def test_a_lie_in_a_payload_cannot_set_the_scale_by_which_it_is_judged(rule):
 
 def test_buckets_hold_every_client_once_and_change_by_round():
     vectors = drawn(7)
-    aggregator = TrimmedMean(0.0, bucket_size=3, seed=5)
+    aggregator = TrimmedMean(trim=0.0, bucket_size=3, seed=5)
     partitions = [aggregator._buckets(7, round) for round in (1, 2)]
     assert partitions[0] != partitions[1]
-    assert TrimmedMean(0.0, bucket_size=3, seed=6)._buckets(7, 1) != partitions[0]
+    assert TrimmedMean(trim=0.0, bucket_size=3, seed=6)._buckets(7, 1) != partitions[0]
     for round, buckets in enumerate(partitions, 1):
         assert sorted(itertools.chain(*buckets)) == list(range(7))
         assert sorted(map(len, buckets)) == [1, 3, 3]
         means = [vectors[bucket].mean(0) for bucket in buckets]
         found = flat(combined(aggregator, replies_of(vectors), round).update)
         np.testing.assert_allclose(found, np.mean(means, axis=0))
-    assert Krum(1, bucket_size=2).least == 9  # five buckets
+    assert Krum(attackers=1, bucket_size=2).least == 9  # five buckets
 
 
 @pytest.mark.parametrize(
-    ("aggregator", "fits"), [(Krum(2), 7), (Bulyan(2), 11), (MultiKrum(1, select=6), 6)]
+    ("aggregator", "fits"),
+    [(Krum(attackers=2), 7), (Bulyan(attackers=2), 11), (MultiKrum(attackers=1, select=6), 6)],
 )
 def test_too_small_a_cohort_is_refused(aggregator, fits):
     aggregator.check_cohort(20, fits)
@@ -300,8 +303,8 @@ def test_too_small_a_cohort_is_refused(aggregator, fits):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: TrimmedMean(0.5),
-        lambda: Krum(-1),
+        lambda: TrimmedMean(trim=0.5),
+        lambda: Krum(attackers=-1),
         lambda: Median(bucket_size=0),
         lambda: NormBound(bound=0.0),
         lambda: CenteredClipping(radius=-1.0),

@@ -70,7 +70,7 @@ def test_a_scaled_update_ruins_the_mean_and_not_the_median():
     ruined, reports = run(built(FedAvg, aggregator=UniformMean(), **slots), tamper)
     assert error_of(ruined) > 100
     assert [list(report.alarms) for report in reports[1:]] == [[1]] * 6  # replies only summed
-    kept, reports = run(built(FedAvg, aggregator=Krum(1), **slots), tamper)
+    kept, reports = run(built(FedAvg, aggregator=Krum(attackers=1), **slots), tamper)
     assert error_of(kept) < 0.3
     assert all(1 in report.left_out for report in reports[1:])
     row = reports[1].row()
@@ -82,7 +82,11 @@ def test_a_scaled_update_ruins_the_mean_and_not_the_median():
 @pytest.mark.slow
 def test_scaffolds_c_is_protected_from_a_lie_in_it_alone_and_the_alarm_sees_it():
     tamper, shown = lying("control_variate_delta", -1000.0), {}
-    for name, aggregator in (("mean", UniformMean()), ("median", Median()), ("krum", Krum(1))):
+    for name, aggregator in (
+        ("mean", UniformMean()),
+        ("median", Median()),
+        ("krum", Krum(attackers=1)),
+    ):
         params, reports = run(built(SCAFFOLD, aggregator=aggregator, local_lr=0.1), tamper)
         shown[name] = error_of(params)
         assert 1 in reports[1].alarms, name  # of the mean's replies there are only norms
@@ -107,7 +111,7 @@ def test_too_few_replies_leave_the_model_and_end_the_run():
         return None if metrics and metrics["partition-id"] > 2 else reply
 
     with pytest.raises(RuntimeError, match=r"fewer valid replies than the 5 that strategy\.aggreg"):
-        run(built(FedAvg, aggregator=Krum(1), local_lr=0.1), lost)
+        run(built(FedAvg, aggregator=Krum(attackers=1), local_lr=0.1), lost)
 
 
 MODEL = ServerModel(Regression(3), (3,), 1)

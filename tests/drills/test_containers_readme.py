@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.compose import DOCKER
-from tests.containers import IMAGE, MARKS, docker, free_port, image_of_this_clone, own
+from tests.drills.containers import IMAGE, MARKS, docker, free_port, image_of_this_clone, own
 from tests.processes import SECONDS, finish, start, summary_of
 
 pytestmark = MARKS

@@ -1,7 +1,7 @@
 """docker/fork_executor.py: what a forked app has, keeps, and leaves, beside one that Flower starts.
 
 Flower's own executor launches, in a process of its own; what it launches is a probe, which a
-package that calls itself flwr gives as `flwr-clientapp`. tests/test_deployment.py has the real one.
+package that calls itself flwr gives as `flwr-clientapp`. test_deployment.py has the real one.
 """
 
 import contextlib

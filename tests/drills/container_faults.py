@@ -1,8 +1,8 @@
 """Drills that need a Docker Engine: one function per fault, in docker/federation.yaml.
 
-    python -m tests.container_faults [NAME ...]     all drills, or these; prints what was seen
+    python -m tests.drills.container_faults [NAME ...]  all drills, or these; prints what was seen
 
-Those of tests/faults.py run here as well. docs/deployment.md has the table.
+Those of tests/drills/faults.py run here as well. docs/deployment.md has the table.
 """
 
 import importlib
@@ -16,14 +16,14 @@ from typing import Any
 
 import yaml
 
-from tests import faults
-from tests.containers import IMAGE, Containers, build_changed, docker, why_no_engine
 from tests.deployed import ACTIVATED, SITES
-from tests.faults import ENDLESS, in_short
-from tests.faulty.faulty import GO
-from tests.namespaces import make_keys
-from tests.scene import Scene, Submitted
-from tests.test_small_disks import fill, small_disk
+from tests.drills import faults
+from tests.drills.containers import IMAGE, Containers, build_changed, docker, why_no_engine
+from tests.drills.faults import ENDLESS, in_short
+from tests.drills.faulty.faulty import GO
+from tests.drills.namespaces import make_keys
+from tests.drills.scene import Scene, Submitted
+from tests.drills.test_small_disks import fill, small_disk
 
 PAUSE = 20.0  # seconds, less than two heartbeats: nobody misses who is paused for so long
 CUT = 90.0  # seconds, more than two heartbeats

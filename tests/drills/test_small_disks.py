@@ -20,11 +20,11 @@ from fedhet.common.files import remove_unfinished
 from fedhet.common.results import read_rows
 from fedhet.conf import compose
 from fedhet.server_app.app import last_checkpoint
-from fedhet.strategies.wire.tensor_files import save_tensors
+from fedhet.strategies.round.tensor_files import save_tensors
+from tests.drills.scene import RECIPE, attended, equal_tensors, run_alone
 from tests.fedhet.sweep.sweeps import wait_for
 from tests.processes import Fork, finish
 from tests.recipes import TINY, overrides
-from tests.scene import RECIPE, attended, equal_tensors, run_alone
 
 pytestmark = [
     pytest.mark.slow,

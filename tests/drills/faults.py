@@ -1,8 +1,8 @@
 """Drills: one function per fault, in a federation of docker/federation.yaml as processes.
 
-    python -m tests.faults [NAME ...]      all drills, or these; prints what was seen
+    python -m tests.drills.faults [NAME ...]      all drills, or these; prints what was seen
 
-docs/deployment.md has the table; tests/test_small_disks.py fills the disks of a run.
+docs/deployment.md has the table; tests/drills/test_small_disks.py fills the disks of a run.
 """
 
 import importlib
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.deployed import ACTIVATED, SITES, Deployment
-from tests.faulty.faulty import GO, WAITING
-from tests.scene import ROUND_SECONDS, Scene
+from tests.drills.faulty.faulty import GO, WAITING
+from tests.drills.scene import ROUND_SECONDS, Scene
 
 ENDLESS = "rounds=1000"  # for runs that the drill stops
 HEARTBEATS = 60  # seconds after which Flower misses a node: two heartbeats

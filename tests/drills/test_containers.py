@@ -1,7 +1,7 @@
 """The image and docker/'s compose files in a real Docker Engine.
 
-Skipped where no engine answers. tests/test_containers_readme.py types docker/README.md's commands;
-tests/container_faults.py has the drills.
+Skipped where no engine answers. test_containers_readme.py types docker/README.md's commands;
+container_faults.py has the drills.
 """
 
 import json
@@ -16,7 +16,8 @@ from threading import Thread
 import pytest
 
 from tests.compose import DOCKER
-from tests.containers import (
+from tests.deployed import ROOT, SITES
+from tests.drills.containers import (
     IMAGE,
     MARKS,
     Containers,
@@ -25,9 +26,8 @@ from tests.containers import (
     image_of_this_clone,
     inspect,
 )
-from tests.deployed import ROOT, SITES
-from tests.faults import replies
-from tests.scene import Scene
+from tests.drills.faults import replies
+from tests.drills.scene import Scene
 
 pytestmark = MARKS
 PROGRAMS = (

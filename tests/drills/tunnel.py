@@ -1,6 +1,6 @@
 """A tunnel to a port, such as ssh's, that can break.
 
-python -m tests.tunnel HOST PORT    prints its own port; "cut" and "mend" come from its input
+python -m tests.drills.tunnel HOST PORT    prints its own port; "cut" and "mend" come from its input
 """
 
 import contextlib

@@ -22,7 +22,7 @@ from fedhet.server_app.run import Run
 from fedhet.strategies.wire.records import CONFIG
 from tests.deployed import RECIPE as DEPLOYED
 from tests.deployed import ROOT, SITES, Deployment
-from tests.faulty.faulty import GO, WAITING
+from tests.drills.faulty.faulty import GO, WAITING
 from tests.federation import InProcessGrid
 from tests.processes import SECONDS
 from tests.recipes import grid_of, overrides
@@ -174,11 +174,11 @@ def equal_tensors(first: Path, second: Path) -> int:
 
 
 def make_app(folder: Path) -> None:
-    """Make the project's app with the ClientApp of tests/faulty."""
+    """Make the project's app with the ClientApp of tests/drills/faulty."""
     leave_out = shutil.ignore_patterns("__pycache__")
     for package in (*PACKAGES, "reproductions", "fedhet"):
         shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=leave_out)
-    shutil.copy(ROOT / "tests" / "faulty" / "faulty.py", folder)
+    shutil.copy(Path(__file__).parent / "faulty" / "faulty.py", folder)
     text = (ROOT / "pyproject.toml").read_text()
     for old, new in (
         ('clientapp = "fedhet.client_app.app:app"', 'clientapp = "faulty:app"'),

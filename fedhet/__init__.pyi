@@ -1,1 +1,0 @@
-from fedhet.public_names import *  # noqa: F403
