@@ -54,7 +54,7 @@ def test_during_a_server_step_the_model_holds_the_tensors_that_were_sent():
             return super().configure_train(round, arrays, config, grid)
 
     task_model = ServerModel(model, (2,), 1)
-    run(Overwriting(aggregator=aggregator, server_model=task_model, local_lr=0.05), rounds=3)
+    run(built(Overwriting, aggregator=aggregator, server_model=task_model, local_lr=0.05), rounds=3)
     held = torch.stack([torch.stack(both) for both in aggregator.held])
     assert torch.equal(held, torch.stack([torch.stack([x, x]) for x in sent]))
     assert not torch.equal(sent[1], sent[2])

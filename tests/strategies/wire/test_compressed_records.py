@@ -76,7 +76,9 @@ class Watched:
             return replies
 
         monkeypatch.setattr(messages, "reply_records", watching)
-        self.strategy = built(SCAFFOLD, local_lr=0.05, compression=compression, transforms=[add_up])
+        self.strategy = built(
+            SCAFFOLD, local_lr=0.05, compression=compression, transforms={"add_up": add_up}
+        )
         how = {"stores": self.stores, "options": OPTIONS, "tamper": tamper}
         model = partial(Regression, SIZE)
         federate(self.strategy, datasets(), model=model, rounds=ROUNDS, **how)
@@ -402,9 +404,9 @@ def test_a_compressible_payload_needs_a_known_shape():
 @pytest.mark.parametrize(
     "make",
     [
-        partial(Average),
-        partial(FedAvg, observers=[ClientSnapshots(Path("clients"))]),
-        partial(FedAsync, system=Constant()),
+        partial(built, Average),
+        partial(built, FedAvg, observers=[ClientSnapshots(Path("clients"))]),
+        partial(built, FedAsync, system=Constant()),
     ],
 )
 def test_models_of_clients_that_start_from_a_rounded_one_are_not_fused(make):
