@@ -138,7 +138,8 @@ def in_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         keys = [field.alias or name for name, field in annotation.model_fields.items()]
         more = ", ..." if len(keys) > _SHOWN else ""
         return f"a mapping ({', '.join(keys[:_SHOWN])}{more})"
-    return _TYPES[origin or annotation] + _span(annotation, bounds)
+    kind = origin or annotation
+    return (_TYPES.get(kind) or f"a {kind.__name__}") + _span(annotation, bounds)
 
 
 def short_words(words: str) -> str:

@@ -73,10 +73,6 @@ def parts_of(
     task = task_of(recipe, functions, columns)
     if reused := recipe.local.reuse_training:
         check_reused_training(recipe, Path(reused), task.classifier_tensors)
-    # the nodes of a deployment have training examples that a server may lack
-    data = dict(task.data_used(train=bool(recipe.runtime.simulation)))
-    if columns is not None:
-        data["columns"] = {"sha256": text_sha256(columns)}
     model = task.build_model(int(recipe.seed)).to(device)
     metadata = {**task.label_metadata(), **model_metadata(model, task.config.lora)}
     channels_last = bool(recipe.runtime.channels_last) and not isinstance(model, WrappedModel)
@@ -84,7 +80,6 @@ def parts_of(
         model = model.to(memory_format=torch.channels_last)
     personal = TensorSelector(recipe.strategy.personal)
     names = shared_names(model, personal)
-    metadata |= fixed_metadata(recipe, model)
     about, kept = ({}, {}) if resumed else load_initial_model(recipe, task, model, names)
     server_model = server_model_of(task, model)
     test = task.test_data(device, channels_last=channels_last)
@@ -103,9 +98,9 @@ def parts_of(
     state, step = model.state_dict(), strategy.server_step
     return RunParts(
         task=task,
-        data=data | about,
+        data=_data_used(recipe, task, columns) | about,
         initial={name: state[name] for name in names},
-        metadata=metadata,
+        metadata=metadata | fixed_metadata(recipe, model),
         has_personal=bool(personal_names(model, personal)),
         strategy=strategy,
         evaluation=ServerEvaluation(recipe, task, names, server_model, test_data, strategy),
@@ -113,6 +108,12 @@ def parts_of(
         calibration=calibration_of(recipe, model, step.output, strategy.client_sides),
         client_config=_client_config(recipe, folder, columns),
     )
+
+
+def _data_used(recipe: DictConfig, task: AnyTask, columns: str | None) -> dict[str, Any]:
+    # the nodes of a deployment have training examples that a server may lack
+    data = task.data_used(train=bool(recipe.runtime.simulation))
+    return data if columns is None else {**data, "columns": {"sha256": text_sha256(columns)}}
 
 
 def _evaluates_at_clients(recipe: DictConfig, *, has_test: bool) -> bool:

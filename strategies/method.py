@@ -101,6 +101,12 @@ class Method(MethodPart, FederatedStrategy):
 
     def __init__(self, **given: Any) -> None:
         Configured.__init__(self, **given)
+        for slot in SLOTS:
+            own = self.requires.get(f"strategy.{slot}", "any") is None
+            if own and getattr(self.options, slot) is not None:
+                raise ConfigError(
+                    f"strategy={self.name} needs its own {slot}: give none in options"
+                )
         setup = replace(self.setup, server_lr=self.server_lr)
         FederatedStrategy.__init__(self, self.all_parts() | self.options, setup)
 

@@ -8,9 +8,9 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
-from fedhet.conf import FOLDER, compose_overrides, config_yaml, method_name
+from fedhet.conf import compose_overrides, config_yaml, method_name
 from fedhet.conf.experiments import experiment_files, read_experiment
-from fedhet.conf.mistakes import options_of
+from fedhet.conf.mistakes import groups, options_of
 from fedhet.report.published_tables import Paper, read_paper, selects
 from fedhet.report.run_data import flat
 
@@ -56,13 +56,13 @@ def of_any_seed(name: str, job: tuple[str, ...]) -> tuple[str, dict]:
 @lru_cache(maxsize=64)  # composing is slow, so it is done anew for groups only
 def composed(name: str, others: tuple[str, ...]) -> tuple[str, dict]:
     """Return the method and the settings, by dotted key and resolved, of these words."""
-    groups = [word for word in others if (FOLDER / word.partition("=")[0]).is_dir()]
-    recipe = compose_overrides((f"+experiment={name}", *groups))
+    chosen = [word for word in others if word.partition("=")[0] in groups()]
+    recipe = compose_overrides((f"+experiment={name}", *chosen))
     settings = recipe.copy()
     with open_dict(settings):
         settings.task.classifier_tensors = 1
         settings.paper = None
-    for word in OverridesParser.create().parse_overrides([w for w in others if w not in groups]):
+    for word in OverridesParser.create().parse_overrides([w for w in others if w not in chosen]):
         missing = object()
         assert OmegaConf.select(settings, word.key_or_group, default=missing) is not missing
         OmegaConf.update(settings, word.key_or_group, word.value())

@@ -10,7 +10,7 @@ RECIPE = {"common", "conf", "strategies", "tasks"}
 COMMAND = {*RECIPE, "client_app", "server_app", "fedhet"}
 MAY_IMPORT = {
     "common": {"common"},
-    "conf": {"conf", "common"},
+    "conf": {"conf", "strategies", "common"},  # build.py alone imports strategies
     "tasks": {"tasks", "common"},
     "strategies": {"strategies", "common"},
     "client_app": {"client_app", *RECIPE},

@@ -132,19 +132,28 @@ def gallery(
     first = panels[0].x_label
     keys = list({line.key.label: line.key for p in panels for line in p.curves}.values())
     labels = [k for k in kinds if k == first or any(k in c.axes for p in panels for c in p.curves)]
-    parts = [keys[at : at + len(PALETTE)] for at in range(0, len(keys), len(PALETTE))]
     pictures = {
         f"{stem.name}_{kinds[label]}{f'_{part + 1}' if part else ''}": _lines(
             panels, axis, label, chosen, abreast
         )
         for axis, label in enumerate(labels)
-        for part, chosen in enumerate(parts)
+        for part, chosen in enumerate(_without_equal_colors(keys))
     }
     shown = {
         label: _lines(panels, axis, label, keys, abreast, live=True)
         for axis, label in enumerate(labels)
     }
     return Chart(caption, shown, pictures, rows_of(_points(panels, labels)))
+
+
+def _without_equal_colors(keys: Sequence[Key]) -> list[list[Key]]:
+    """Return the lines of each picture."""
+    groups: list[list[Key]] = []
+    for key in keys:
+        free = [group for group in groups if key.color not in {other.color for other in group}]
+        groups += [] if free else [[]]
+        (free or groups[-1:])[0].append(key)
+    return groups
 
 
 def _points(panels: Sequence[Panel], labels: Sequence[str]) -> pd.DataFrame:

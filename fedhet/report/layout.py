@@ -38,6 +38,7 @@ class Published:
     spread: float | None = None
     text: str = ""  # if it is not a number, such as 100+
     target: float | None = None  # the accuracy that it belongs to, if that differs from ours
+    by_target: tuple[Published | None, ...] = ()  # of a figure with several targets
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from fedhet.report.blocks import (
 from fedhet.report.colors import keys_of
 from fedhet.report.comparison import Comparison, check_baseline, comparisons, ranked_table, verdict
 from fedhet.report.data_file import ReportData
-from fedhet.report.distrusted import distrusted
 from fedhet.report.layer_plots import layers
 from fedhet.report.layout import (
     KNOWN_KEYS,
@@ -37,8 +36,8 @@ from fedhet.report.layout import (
 )
 from fedhet.report.names import listed, method_title
 from fedhet.report.paper_figures import Partitions
-from fedhet.report.provenance import provenance, warnings
-from fedhet.report.published_tables import FigureByTarget, paper_layout, read_paper
+from fedhet.report.provenance import distrusted, provenance, warnings
+from fedhet.report.published_tables import paper_layout, read_paper
 from fedhet.report.run_data import Run, evaluation_place, score_of
 from fedhet.report.score_chart import scores, single_round
 from fedhet.report.statistics import Figure, measured_metrics
@@ -101,7 +100,7 @@ def legend_keys(layouts: Sequence[Layout]) -> dict[str, Key]:
 
 def _compared(figure: Figure) -> Figure:
     """Return the figure by which rows are compared; of several targets none is, accuracy is."""
-    if isinstance(figure, FigureByTarget):
+    if figure.targets:
         return Figure("accuracy", percent=True, last_round=figure.last_round)
     return figure
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -19,7 +18,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.report.layout import Layout, Line, Published, split_lines
 from fedhet.report.names import method_title
 from fedhet.report.run_data import Run, flat
-from fedhet.report.statistics import LATE_EVALUATIONS, NAMES, TO_TARGET, Figure, percent
+from fedhet.report.statistics import LATE_EVALUATIONS, NAMES, TO_TARGET, Figure
 
 Keys = Annotated[dict[str, Any], BeforeValidator(lambda node: flat(node))]  # they select runs
 
@@ -70,7 +69,7 @@ class Paper(BaseModel, extra="forbid", frozen=True):
     def figure(self) -> Figure:
         """What the table shows."""
         if self.by_target:
-            return FigureByTarget(self.metric, last_round=self.round, targets=self.targets)
+            return Figure(self.metric, last_round=self.round, targets=self.targets)
         target = self.target if self.metric in TO_TARGET else None
         late = self.evaluations or LATE_EVALUATIONS
         return Figure(self.metric, target, self.unit == "%", self.round, late)
@@ -93,7 +92,7 @@ class Paper(BaseModel, extra="forbid", frozen=True):
                 raise ValueError(f"rows.{label}.published: {cell} is no list with one per target")
             parts = tuple(self._number(label, part) for part in cell or ())
             text = " / ".join(map(str, cell or ()))
-            found.append(PublishedByTarget(None, text=text, parts=parts) if cell else None)
+            found.append(Published(None, text=text, by_target=parts) if cell else None)
         return found
 
     def _number(self, label: str, value: Any) -> Published | None:
@@ -106,25 +105,6 @@ class Paper(BaseModel, extra="forbid", frozen=True):
             )
         mean, spread = pair
         return Published(mean, spread, target=self.published_target)
-
-
-@dataclass(frozen=True)
-class FigureByTarget(Figure):
-    """Rounds or bytes to each of several targets, accuracies in [0, 1]."""
-
-    targets: tuple[float, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """The figure in words."""
-        return f"{NAMES[self.name]} {', '.join(map(percent, self.targets))}"
-
-
-@dataclass(frozen=True)
-class PublishedByTarget(Published):
-    """The paper's numbers for several targets; ``text`` has them all."""
-
-    parts: tuple[Published | None, ...] = ()
 
 
 def read_paper(node: Mapping[str, Any]) -> Paper:

@@ -30,7 +30,7 @@ def to_html(blocks: Sequence[Block], *, live: str = "") -> str:
     """Return the page; ``live`` is the version of one that a server keeps up to date."""
     environment = _environment()
     script = environment.get_template("page.js").render(dark=dict((*CHROME, *PALETTE, PAGE)))
-    vega = vega_script()
+    vega = "" if live else vega_script()  # a server sends it apart
     scripts = [script] if live else [script, vega]
     allowed = " ".join(f"'sha256-{_sha256(text)}'" for text in scripts)
     return environment.get_template("page.html").render(

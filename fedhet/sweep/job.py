@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import socket
 import threading
 import time
 import traceback
@@ -33,7 +32,7 @@ from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep import job_folder as job_folder  # gives Hydra ${job_folder:}
 from fedhet.sweep import resource_slots, session
 from fedhet.sweep.resume import FolderTaken, Plan, make_ready, plan_for, read_summary_or_empty
-from fedhet.sweep.shutdown import end_with_launcher, launcher_is_gone
+from fedhet.sweep.shutdown import end_with_launcher, launcher_is_gone, mark
 from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
 
 Run = Callable[[DictConfig], object]
@@ -64,8 +63,7 @@ class _Attempt:
             status="waiting",
             rounds=int(recipe.rounds),
             began=time.time(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            process=mark(),
         )
 
     def carry_out(self, run: Run) -> JobReport:
@@ -105,7 +103,7 @@ class _Attempt:
             status=DIVERGED if diverged else COMPLETED,
             error=str(summary.get("error", "")) if diverged else "",
             figures={} if diverged else figures,
-            skipped=plan is Plan.SKIP,
+            began=None if plan is Plan.SKIP else self._report.began,
             ended=time.time(),
         )
 

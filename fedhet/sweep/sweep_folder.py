@@ -33,11 +33,9 @@ class JobReport:
     overrides: Sequence[str]  # the words that its recipe is composed from
     status: str  # waiting (for its share of the machine), running, or how its run has ended
     rounds: int  # the last round of its recipe
-    began: float  # seconds since the epoch
+    began: float | None  # seconds since the epoch; None: it has completed before this call
     ended: float | None = None
-    host: str = ""  # where it runs
-    pid: int = 0
-    skipped: bool = False  # it had completed in an earlier call, and was not run again
+    process: str = ""  # where it runs: "host:pid"
     error: str = ""  # why it did not complete
     figures: Mapping[str, float] = field(default_factory=dict)  # the numbers of its summary.json
 
@@ -47,16 +45,21 @@ class JobReport:
         return self.status in (COMPLETED, DIVERGED, STOPPED, FAILED)
 
     @property
+    def skipped(self) -> bool:
+        """Whether it was not run again."""
+        return self.began is None
+
+    @property
     def seconds(self) -> float:
         """How long the job took; 0 while it runs."""
-        return 0.0 if self.ended is None else self.ended - self.began
+        return 0.0 if self.ended is None or self.began is None else self.ended - self.began
 
     def entry(self) -> dict[str, Any]:
         """Return the job's entry in sweep.json."""
         names = ("number", "folder", "overrides", "status", "began", "ended", "error", "figures")
         entry = {name: value for name, value in asdict(self).items() if name in names}
-        entry["began"] = timestamp(self.began)
-        entry["ended"] = None if self.ended is None else timestamp(self.ended)
+        for name in ("began", "ended"):
+            entry[name] = None if entry[name] is None else timestamp(entry[name])
         return entry
 
 

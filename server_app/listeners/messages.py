@@ -67,18 +67,18 @@ class Alarm(Listener):
     """
 
     def __init__(self) -> None:
-        self._named: set[int] = set()
+        self._has_explained = False
 
     def on_round(self, finished: Finished) -> None:
-        """Name the clients; what an alarm means is said with a client's first one."""
+        """Name the clients; the first warning says what it means."""
         for client, scores in finished.report.alarms.items():
             what = ", ".join(f"{name} (z = {z:.1f})" for name, z in scores.items())
             text = "round %s: client %s sent an unusually large %s"
-            if client not in self._named:
+            if not self._has_explained:
                 text += (
-                    f"; z is the distance from the other clients' median length, and {LIMIT:g} the "
-                    "limit. Unusual data, an error or an attack can be the reason: look at this "
-                    "client, and see docs/robust.md for aggregators that limit what one can do"
+                    f". z says how far its length lies above the other clients' median; {LIMIT:g} "
+                    "is the limit. Unusual data, an error or an attack can be the reason: look at "
+                    "this client. docs/robust.md has aggregators that limit what a client can do"
                 )
-            self._named.add(client)
+            self._has_explained = True
             log(WARNING, text, finished.report.round, client, what)

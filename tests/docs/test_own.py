@@ -89,7 +89,7 @@ def test_a_partition_of_ones_own_divides_all_and_its_plot_has_its_name(folder, m
     words += ["task.num_classes=10", "task.model=my_app.task:Net", "clients=3"]
     monkeypatch.setattr(sys, "argv", ["fedhet-partition", *words])
     partition.main()
-    (plot,) = (folder / "results" / "partitions").iterdir()
+    (plot,) = (folder / "results" / "partitions").glob("*.png")
     assert f"plot: {plot}" in capsys.readouterr().out
     assert f"`{plot.name}`" in PAGE
     with pytest.raises(ConfigError, match="partition"):

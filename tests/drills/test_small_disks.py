@@ -1,10 +1,7 @@
 """Disks that are full: a server's, a client's and a sweep's; and writers that are killed."""
 
 import json
-import multiprocessing
 import os
-import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,14 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from fedhet.common.checksums import MODEL
-from fedhet.common.files import remove_unfinished
 from fedhet.common.results import read_rows
 from fedhet.conf import compose
 from fedhet.server_app.app import last_checkpoint
-from fedhet.strategies.round.tensor_files import save_tensors
 from tests.drills.scene import RECIPE, attended, equal_tensors, run_alone
 from tests.fedhet.sweep.sweeps import wait_for
 from tests.processes import Fork, finish
@@ -94,28 +87,6 @@ def test_a_sweep_on_a_full_disk_says_so_and_leaves_nothing_running(tmp_path):
         assert f"{folder}/sweep.json could not be written" in output
         assert "No space left on device" in output
         assert [path.name for path in folder.glob(".sweep*")] == []
-
-
-def save_too_much(path: Path) -> None:
-    """Be killed in the middle of writing 4 MB."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-    save_tensors(path, {"w": torch.zeros(1 << 20)}, {"kind": MODEL})
-
-
-def test_what_a_killed_writer_has_left_is_removed(tmp_path):
-    process = multiprocessing.get_context("fork").Process(
-        target=save_too_much, args=(tmp_path / "inner" / "model.safetensors",)
-    )
-    (tmp_path / "inner").mkdir()
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGXFSZ
-    left = list((tmp_path / "inner").iterdir())
-    assert {path.name[0] for path in left} == {"."}
-    (tmp_path / "inner" / ".kept.txt").touch()
-    remove_unfinished(tmp_path)
-    assert [path.name for path in (tmp_path / "inner").iterdir()] == [".kept.txt"]
 
 
 def test_a_full_disk_at_a_client_costs_only_its_replies(tmp_path):

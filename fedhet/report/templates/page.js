@@ -16,7 +16,7 @@ function prepare(figure) {
     spec = { ...JSON.parse(spec), data: { values } };
     if (spec.concat) spec.columns = Math.max(1, Math.min(spec.columns, Math.floor(box.clientWidth / (spec.concat[0].width + 70))));
     figure.embedded?.finalize();
-    figure.embedded = await vegaEmbed(box, spec, { ast: true, actions: false, mode: "vega-lite" });
+    figure.embedded = await vegaEmbed(box, spec, { ast: true, actions: false, logLevel: 1, mode: "vega-lite", renderer: "canvas" });
     if (state) await figure.embedded.view.setState(state).runAsync();
     cues();
   };

@@ -66,14 +66,14 @@ def test_a_terminal_shows_counts_total_and_a_bar_for_each_running_job():
 
 
 def test_skipped_jobs_do_not_shorten_the_estimate():
-    jobs = [completed(0, skipped=True), completed(1, skipped=True), completed(2)]
+    jobs = [completed(0, began=None), completed(1, began=None), completed(2)]
     assert Snapshot(jobs, total=4, seconds=50.0).seconds_left == 50.0
     assert Snapshot(jobs[:2], total=4, seconds=50.0).seconds_left is None
     assert Snapshot(jobs, total=None, seconds=50.0).seconds_left is None
 
 
 def test_a_log_gets_a_line_for_each_job_that_ends_and_for_long_ones_each_minute():
-    jobs = [completed(0), job(1, "failed", error="no data"), completed(2, skipped=True)]
+    jobs = [completed(0), job(1, "failed", error="no data"), completed(2, began=None)]
     begun = Snapshot([job(0, "running", 3)], 3, 1.0)
     lines = shown_by(80, begun, Snapshot(jobs[:2], 3, 2.0), Snapshot(jobs, 3, 3.0), terminal=False)
     assert lines.splitlines() == [

@@ -15,6 +15,7 @@ from omegaconf import open_dict
 from fedhet import signals
 from fedhet.common.results import read_summary, totals
 from fedhet.conf import fingerprint
+from fedhet.conf.project import register_recipes
 from fedhet.conf.schema import FIGURES
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.job import run_job
@@ -35,6 +36,7 @@ def sweep(tmp_path):
 def job_of(sweep, number=0, folder_name=""):
     """Return a job's recipe; Hydra's configuration is that of the job."""
     setup_globals()
+    register_recipes()
     settings = [f"hydra.sweep.dir={sweep.path}", "hydra.sweep.subdir=${hydra.job.num}_job"]
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("config", overrides=settings, return_hydra_config=True)

@@ -108,7 +108,7 @@ def test_secret_cohorts_have_the_probability_and_are_drawn_anew_by_each_sampler(
     assert cohorts[0] != second.sample(1, 1000)
     # 100,000 draws: five standard deviations
     assert sum(map(len, cohorts)) == pytest.approx(10_000, abs=5 * 95)
-    with pytest.raises(ConfigError, match=r"strategy\.sampler\.seed=null"):
+    with pytest.raises(ConfigError, match=r"strategy\.sampler\.seed="):
         FixedSizeSampler(participation=0.1, seed=None)
 
 

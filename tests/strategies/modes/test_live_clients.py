@@ -80,19 +80,24 @@ def scaffold(**how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", [lambda **how: built(FedBuff, asynchronous={"buffer": 2}, **how), FedAsync, scaffold]
+    "make",
+    [
+        lambda **how: built(FedBuff, asynchronous={"buffer": 2}, **how),
+        lambda **how: built(FedAsync, **how),
+        scaffold,
+    ],
 )
-def test_replies_that_arrive_in_the_order_of_a_simulated_system_give_its_bits(method):
+def test_replies_that_arrive_in_the_order_of_a_simulated_system_give_its_bits(make):
     system = LogNormal(sigma=1.5)
     expected, simulated = run(
-        built(method, system=system, sampler=FixedSizeSampler(participation=0.67), **slots()), 12
+        make(system=system, sampler=FixedSizeSampler(participation=0.67), **slots()), 12
     )
 
     def seconds(client: int) -> float:
         return system.seconds(client, 24, 0)
 
     how = slots(sampler=FixedSizeSampler(participation=0.67))
-    found, reports = run(built(method, **how), 12, grid=arriving(seconds))
+    found, reports = run(make(**how), 12, grid=arriving(seconds))
     assert torch.equal(found, expected)
     assert [report.clients for report in reports] == [report.clients for report in simulated]
     pairs = zip(reports[1:], simulated[1:], strict=True)
@@ -286,7 +291,7 @@ def test_what_real_clients_cannot_have_is_refused():
             return super().aggregate_train(server_round, replies)
 
     with pytest.raises(ConfigError, match="aggregate_train of its own"):
-        run(Looks(2, **slots()), 1, grid=arriving())
+        run(built(Looks, **slots()), 1, grid=arriving())
 
 
 def test_a_step_in_which_all_sites_vanish_fails_and_the_next_goes_on(monkeypatch):

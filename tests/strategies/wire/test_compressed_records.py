@@ -77,7 +77,9 @@ class Watched:
             return replies
 
         monkeypatch.setattr(messages, "encode", watching)
-        self.strategy = built(SCAFFOLD, local_lr=0.05, compression=compression, transforms=[add_up])
+        self.strategy = built(
+            SCAFFOLD, local_lr=0.05, compression=compression, transforms={"add_up": add_up}
+        )
         how = {"stores": self.stores, "options": OPTIONS, "tamper": tamper}
         model = partial(Regression, SIZE)
         federate(self.strategy, datasets(), model=model, rounds=ROUNDS, **how)
@@ -379,9 +381,9 @@ def test_a_missing_record_is_refused():
 
 def test_privacy_that_it_would_break_is_refused_and_the_rest_goes_together():
     secure, up = SecAggPlus(max_examples=50), Compression(up=Int8())
-    with pytest.raises(ConfigError, match=r"masked whole numbers.*strategy/compression=none"):
+    with pytest.raises(ConfigError, match="strategy/compression and strategy/secure_aggregation"):
         built(FedAvg, compression=up, secure_aggregation=secure)
-    with pytest.raises(ConfigError, match=r"would change it after that \(Int8\).*clipping=server"):
+    with pytest.raises(ConfigError, match=r"strategy/compression and .*clipping=client"):
         central(compression=up)
     central(clipping="server", compression=up)
     how = {"model": partial(Regression, SIZE), "rounds": 1, "options": OPTIONS}
@@ -405,13 +407,13 @@ def test_a_compressible_payload_needs_a_known_shape():
 @pytest.mark.parametrize(
     "make",
     [
-        partial(Average),
-        partial(FedAvg, observers=[ClientSnapshots(Path("clients"))]),
-        partial(FedAsync, system=Constant()),
+        partial(built, Average),
+        partial(built, FedAvg, observers=[ClientSnapshots(Path("clients"))]),
+        partial(built, FedAsync, system=Constant()),
     ],
 )
 def test_models_of_clients_that_start_from_a_rounded_one_are_not_fused(make):
     """They send y_i - C(x), and x + (y_i - C(x)) is no y_i: int4 moved a bias by 29 %."""
     make(compression=Compression(up=Int4()))
-    with pytest.raises(ConfigError, match=r"compression\.down=int4 .* reads their models.*=none"):
+    with pytest.raises(ConfigError, match=r"compression\.down (leaves|and)"):
         make(compression=Compression(down="int4"))

@@ -243,7 +243,7 @@ def test_amplification_is_claimed_where_clients_are_drawn_one_by_one_and_in_secr
         (BernoulliSampler, None, 400, 1.0, False),
         (FixedSizeSampler, 5, 400, 0.1, False),
     ):
-        sampler = sampler(participation, seed)
+        sampler = sampler(participation=participation, seed=seed)
         side = server(CentralFixed, sampler, clients=clients, participation=participation)
         side.asked(0)
         released(side, [reply(0, 1.0)])
