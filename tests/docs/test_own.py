@@ -19,6 +19,7 @@ from fedhet.tasks import build_task
 from fedhet.tools import partition
 from tests.processes import summary_of
 from tests.recipes import run_recipe
+from tests.refused import refused
 from tests.test_flower_apps import serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,15 +98,15 @@ def test_a_partition_of_ones_own_divides_all_and_its_plot_has_its_name(folder, m
 
 
 @pytest.mark.slow
-def test_a_slot_of_ones_own_is_an_option_and_a_method(own_project):
+def test_a_slot_of_ones_own_is_a_methods(own_project):
     for _, title, content in BLOCKS:
         if title and title.startswith("my_project/"):
             (own_project / title).parent.mkdir(exist_ok=True, parents=True)
             (own_project / title).write_text(content)
-    command = next(content for _, _, content in BLOCKS if "strategy=signfed" in content)
+    command = next(content for _, _, content in BLOCKS if ":SignFed" in content)
     words = [word for word in shlex.split(command)[1:] if word != "runtime=local"]
     summary = run_recipe(own_project / "run", *words, "rounds=1", "local.epochs=1")
-    assert summary["strategy"] == "signfed"
+    assert (summary["strategy"], summary["strategy_class"]) == ("signfed", "SignFed")
     recipe = compose_overrides(tuple(words))
     parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
     before = build_task(*parts, seed=0, num_clients=3).build_model(0).state_dict()
@@ -114,13 +115,8 @@ def test_a_slot_of_ones_own_is_an_option_and_a_method(own_project):
     moved = steps[steps > 0]
     assert len(moved) > len(steps) / 2
     assert torch.allclose(moved, torch.tensor(0.005), atol=1e-6)
-    check_parts(
-        compose_overrides((*words[:-3], "strategy=scaffold", "strategy/server_optimizer=sign"))
-    )
-    with pytest.raises(
-        ConfigError, match=r"\[fedadam,signfed\]: both replace the server_optimizer"
-    ):
-        compose_overrides(("task=my_project", "strategy=[signfed,fedadam]"))
+    with refused("strategy=[fedadam,signfed]", "server_optimizer"):
+        compose_overrides(("task=my_project", "strategy=[my_project.server:SignFed,fedadam]"))
 
 
 def test_the_table_of_run_config_keys_is_that_of_the_code():
