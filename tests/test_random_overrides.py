@@ -12,7 +12,6 @@ from fedhet.conf import compose_overrides
 from fedhet.conf.check import checked
 from tests.recipes import changed
 
-
 OF_CLASSES = ("strategy", "optimizers", "logger", "schedule")  # which check their own keys
 
 
