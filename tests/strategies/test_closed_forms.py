@@ -117,7 +117,7 @@ def test_scaffold_follows_its_equations(option, momentum):
         c += sum(deltas) / 2
     decay, sampler = ExponentialDecay(decay=0.5), Listed(*cohorts)
     strategy = built(SCAFFOLD, option=option, local_lr=0.1, schedule=decay, sampler=sampler)
-    how = {"optimizer": partial(SGD, momentum), "epochs": 1, "initial": HALF}
+    how = {"optimizer": partial(SGD, momentum=momentum), "epochs": 1, "initial": HALF}
     assert trained(strategy, (3, 3), 5, 2, **how) == pytest.approx(x, abs=1e-12)
 
 
@@ -211,7 +211,7 @@ def test_two_steps_of_fedprox_by_hand():
 def test_fednova_by_hand(momentum, reaches):
     """Steps so small that client i moves by -eta_l |a_i| g_i, g = (-1, -8): p = (1/4, 3/4)."""
     lr = 1e-7
-    found = trained(built(FedNova, local_lr=lr), (1, 3), optimizer=partial(SGD, momentum)) / lr
+    found = trained(built(FedNova, local_lr=lr), (1, 3), optimizer=partial(SGD, momentum=momentum)) / lr
     effective = 0.25 * reaches[0] + 0.75 * reaches[1]
     assert found == pytest.approx(effective * (0.25 * 1 + 0.75 * 8), rel=1e-5)
 
