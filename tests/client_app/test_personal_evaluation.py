@@ -20,6 +20,7 @@ from tests.federation import TensorBatches
 from tests.recipes import TINY, run_recipe
 from tests.strategies.labelled import Classifier, WithoutDropout, assert_same, blobs
 from tests.strategies.sides import per_fedavg
+from tests.strategies.test_phases import phases_of
 
 CONFIG = {"round": 1, "lr": 0.1, "evaluate-trained": True}
 
@@ -114,7 +115,7 @@ def test_examples_of_several_labels_have_the_share_that_is_right_and_no_class():
 
 @pytest.mark.parametrize("optimizer", [SGD, Adam])
 def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(optimizer):
-    body_alone = LocalTrainingConfig(batch_size=8, epochs=2, phases=FedBABU.phases)
+    body_alone = LocalTrainingConfig(batch_size=8, epochs=2, phases=phases_of(FedBABU))
     start, scores = Classifier().state_dict(), []
     for config in ({}, {"finetune-epochs": 0}, {"finetune-epochs": 30}):
         one = client(Classifier(), optimizer=optimizer(), options=body_alone)

@@ -211,9 +211,8 @@ def test_two_steps_of_fedprox_by_hand():
 def test_fednova_by_hand(momentum, reaches):
     """Steps so small that client i moves by -eta_l |a_i| g_i, g = (-1, -8): p = (1/4, 3/4)."""
     lr = 1e-7
-    found = (
-        trained(built(FedNova, local_lr=lr), (1, 3), optimizer=partial(SGD, momentum=momentum)) / lr
-    )
+    optimizer = partial(SGD, momentum=momentum)
+    found = trained(built(FedNova, local_lr=lr), (1, 3), optimizer=optimizer) / lr
     effective = 0.25 * reaches[0] + 0.75 * reaches[1]
     assert found == pytest.approx(effective * (0.25 * 1 + 0.75 * 8), rel=1e-5)
 

@@ -84,7 +84,7 @@ def test_every_parameter_refuses_what_its_kind_does_not_allow_by_its_key(kind):
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
 def test_every_key_of_a_method_has_a_meaning_in_the_catalogue(kind):
     if kind is not Method:
-        options = catalogue.catalogue()[kind.name]["options"]
+        options = catalogue.methods()[kind.name]["keys"]
         keys = {f"{kind.section}.{one.name}" for one in parameters(kind) if not one.key}
         assert keys <= options.keys()
         assert all(option["meaning"] and option["allowed"] for option in options.values())
