@@ -220,12 +220,20 @@ def test_several_texts_of_a_sweep_are_shown_quoted_one_by_one():
 
 
 @pytest.mark.slow
-def test_a_method_file_that_is_no_yaml_is_named_where_keys_are_looked_up(own_project):
-    path = own_project / "my_project" / "conf" / "strategy" / "broken.yaml"
-    path.parent.mkdir(exist_ok=True)
+@pytest.mark.parametrize(
+    ("file", "word"),
+    [
+        ("strategy/broken.yaml", "strategy=broken"),
+        ("strategy/sampler/broken.yaml", "strategy/sampler=broken"),
+        ("strategy/sampler/broken.yaml", "strategy.sampler.rho=1"),  # keys are looked up
+    ],
+)
+def test_a_file_of_an_option_that_is_no_yaml_is_named(file, word, own_project):
+    path = own_project / "my_project" / "conf" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("methods: {broken: []}\n  mu: 1\n")
     with refused("broken.yaml", "2"):
-        compose_overrides(("strategy.sam.rho=1",))
+        compose_overrides((word,))
 
 
 @pytest.mark.slow

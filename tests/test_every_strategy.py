@@ -338,10 +338,6 @@ def test_the_order_of_methods_does_not_matter(run):
     if len(names) == 1:
         pytest.skip("one method")
     words = ["rounds=1", f"strategy=[{','.join(reversed(names))}]", *options]
-    if names == ["scaffold", "fedexp"]:  # both choose an aggregator, and FedExP needs its own
-        with refused("strategy/aggregator=extrapolated_mean"):
-            run.again("reversed", *words)
-        return
     run.again("reversed", *words)
     found = load_file(checkpoints(run.folder.with_name("reversed") / "checkpoints")[-1])
     torch.testing.assert_close(found, run.first, rtol=0, atol=0)
