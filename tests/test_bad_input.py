@@ -63,9 +63,9 @@ strategy=dense | strategy.dense.images | 0 abc
 strategy=regmean | strategy.regmean.shrinkage | 1.5 abc
 strategy=pfnm | strategy.pfnm.sigma | 0 abc
 strategy=pfnm | strategy.pfnm.sweeps | -1 1.5 abc
-strategy=fedavgm | strategy.server_optimizer.momentum | 1.5 abc
-strategy=fedadam | strategy.server_optimizer.beta1 | -1 1.5 abc
-strategy=fedadam | strategy.server_optimizer.tau | 0 abc
+strategy=fedavgm | strategy.fedavgm.momentum | 1.5 abc
+strategy=fedadam | strategy.fedadam.beta1 | -1 1.5 abc
+strategy=fedadam | strategy.fedadam.tau | 0 abc
 strategy/differential_privacy=central_fixed | DP.clipping_norm | 0 abc
 strategy/differential_privacy=central_fixed | DP.noise_multiplier | -1 abc
 strategy/differential_privacy=central_fixed | DP.clipping | both 3
@@ -79,7 +79,8 @@ strategy/compression=top_k | strategy.compression.up.error_feedback | maybe 1
 strategy/compression=int4 | strategy.compression.up.block | 0 1.5 abc
 strategy=fedavg | strategy.compression.down | top_k 3
 strategy=fedavg | local.optimizers.adam.eps | abc
-strategy=fedavg | strategy.aggregator.foo | 1
+strategy/aggregator=uniform_mean | strategy.aggregator.foo | 1
+strategy=fedavgm | strategy.fedavgm.foo | 1
 strategy=fedavg | schedule._target_ | foo.bar
 strategy=fedavg | strategy.sampler._target_ | strategies.nothing.Here
 """
@@ -219,11 +220,20 @@ def test_several_texts_of_a_sweep_are_shown_quoted_one_by_one():
 
 
 @pytest.mark.slow
-def test_a_method_file_that_is_no_yaml_is_named_where_keys_are_looked_up(own_project):
-    path = own_project / "my_project" / "conf" / "strategy" / "broken.yaml"
+@pytest.mark.parametrize(
+    ("file", "word"),
+    [
+        ("strategy/broken.yaml", "strategy=broken"),
+        ("strategy/sampler/broken.yaml", "strategy/sampler=broken"),
+        ("strategy/sampler/broken.yaml", "strategy.sampler.rho=1"),  # keys are looked up
+    ],
+)
+def test_a_file_of_an_option_that_is_no_yaml_is_named(file, word, own_project):
+    path = own_project / "my_project" / "conf" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("methods: {broken: []}\n  mu: 1\n")
     with refused("broken.yaml", "2"):
-        compose_overrides(("strategy.sam.rho=1",))
+        compose_overrides((word,))
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedhet.common.results import read_rows, rows_sha256, write_rows
-from fedhet.conf import FOLDER, build_part
+from fedhet.conf import FOLDER
+from fedhet.conf.build import strategy_parts
 from fedhet.load_run import recipe_of, task_of
 from fedhet.server_app.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
@@ -306,7 +307,7 @@ def test_the_stored_model_is_the_evaluated_one(run):
 def test_replies_hold_what_the_page_lists(run):
     """docs/what-leaves.md; evaluation rides along, so there is no second exchange."""
     registration, *_ = MESSAGES.values()
-    sides = build_part(run.recipe, "strategy.client_sides", 1).values()
+    sides = strategy_parts(run.recipe, 1).client_sides.values()
     payloads, trained = {name for side in sides for name in side.sends}, 0
     for names, numbers in run.replies:
         if CLIENT in names:
@@ -325,8 +326,7 @@ def test_replies_hold_what_the_page_lists(run):
 def test_none_of_its_parts_looks_for_a_gpu_when_it_is_made(run, monkeypatch):
     """They are made before runtime=local forks its workers, which could not use one after that."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("looked for a GPU"))
-    for part in ("aggregator", "client_sides", "server_sides"):
-        build_part(run.recipe, f"strategy.{part}", 1)
+    strategy_parts(run.recipe, 1)
 
 
 def test_the_order_of_methods_does_not_matter(run):
@@ -338,10 +338,6 @@ def test_the_order_of_methods_does_not_matter(run):
     if len(names) == 1:
         pytest.skip("one method")
     words = ["rounds=1", f"strategy=[{','.join(reversed(names))}]", *options]
-    if names == ["scaffold", "fedexp"]:  # both choose an aggregator, and FedExP needs its own
-        with refused("strategy/aggregator=extrapolated_mean"):
-            run.again("reversed", *words)
-        return
     run.again("reversed", *words)
     found = load_file(checkpoints(run.folder.with_name("reversed") / "checkpoints")[-1])
     torch.testing.assert_close(found, run.first, rtol=0, atol=0)

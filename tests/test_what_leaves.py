@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-from fedhet.conf import build_part, compose
+from fedhet.conf import catalogue, compose
+from fedhet.conf.build import strategy_parts
 from fedhet.strategies.wire.records import CATEGORIES, CLIENT, COLUMNS, METRICS, UPDATE
 from tests.recipes import TINY, overrides, run_recipe
 
 ROOT = Path(__file__).parents[1]
-METHODS = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
+METHODS = sorted(catalogue.methods())
 
 
 def tables() -> dict[str, list[list[str]]]:
@@ -56,7 +57,7 @@ def test_the_page_names_only_methods_that_exist():
 def test_personal_models_and_held_out_data_send_only_listed_numbers(tmp_path):
     words = ["strategy=fedrep", "evaluation.model=both", "partition.holdout=0.2"]
     trained = replies_of(tmp_path, *words)[3:]
-    sides = build_part(compose(overrides(*words)), "strategy.client_sides", 1).values()
+    sides = strategy_parts(compose(overrides(*words)), 1).client_sides.values()
     assert len(trained) == 3
     for reply in trained:
         assert set(reply.content) - {UPDATE, METRICS} == {name for s in sides for name in s.sends}

@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedhet.client_app import client as client_module
-from fedhet.conf import build_local_optimizer, build_part, compose, plain_part
+from fedhet.conf import build_local_optimizer, compose, plain_part
+from fedhet.conf.build import strategy_parts
 from fedhet.strategies.base import Batch, LocalContext
 from fedhet.strategies.components.local_training import train_locally
 from fedhet.strategies.components.local_training_config import local_training_config
@@ -76,11 +77,9 @@ def train_two_rounds(words: list[str], steps: int, device: str = "cpu") -> None:
     config = plain_part(recipe, "task") | {"train_size": clients * BATCH * steps}
     task = build_task(config, plain_part(recipe, "partition"), seed=0, num_clients=clients)
     tensors = task.classifier_tensors
+    parts = strategy_parts(recipe, tensors)
     federate(
-        built(
-            client_sides=build_part(recipe, "strategy.client_sides", tensors),
-            server_sides=build_part(recipe, "strategy.server_sides", tensors),
-        ),
+        built(client_sides=parts.client_sides, server_sides=parts.server_sides),
         [task.client_data(0, device)[0]],
         model=lambda: task.build_model(0).to(device),
         loss=task.loss,
