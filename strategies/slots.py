@@ -68,10 +68,19 @@ class Observer(Protocol):
         """Measure x, the sum of the valid replies, and these by client id if they are kept."""
 
 
+@runtime_checkable
+class Weighs(Protocol):
+    """A ReplyAggregator that says how the clients weigh, in buffers and diagnostics."""
+
+    @property
+    def weighs(self) -> Weighting:
+        """How clients weigh."""
+
+
 class ReplyAggregator(Protocol):
     """(x, replies) -> Delta, over the trainable shared tensors; all replies are kept for it.
 
-    One that weighs clients by their examples says so in an attribute ``weighs``.
+    One that weighs clients by their examples says so (:class:`Weighs`).
     """
 
     def __call__(self, params: Tensors, replies: Sequence[Reply], /) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from fedhet.strategies.round.registration import ClientRegistry
 from fedhet.strategies.round.reply_fold import FoldSettings, Weights, summed_payloads
 from fedhet.strategies.round.selection import Selection
 from fedhet.strategies.round.server_step import ServerStep
-from fedhet.strategies.slots import SumAggregator
+from fedhet.strategies.slots import SumAggregator, Weighs
 from fedhet.strategies.wire.border import (
     Bounds,
     Expected,
@@ -103,8 +103,12 @@ class Expectations:
         self, expected: Expected, discounts: Mapping[int, float], rounding: float = 0.0
     ) -> FoldSettings:
         aggregator = self.step.aggregator
-        name = "weighting" if isinstance(aggregator, SumAggregator) else "weighs"
-        given: Weighting = getattr(aggregator, name, "clients")
+        name = "weighting"
+        given: Weighting = "clients"
+        if isinstance(aggregator, SumAggregator):
+            given = aggregator.weighting
+        elif isinstance(aggregator, Weighs):
+            name, given = "weighs", aggregator.weighs
         by = require_choice(f"{type(aggregator).__name__}.{name}", given, get_args(Weighting))
         summed = summed_payloads(self.step.sides)
         return FoldSettings(
