@@ -122,12 +122,10 @@ def _partition_panel(
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
-    from fedhet.report.partition_plot import every_nth
-
     values = np.ma.masked_equal(np.asarray(counts).T, 0)
     norm = PowerNorm(0.4, vmin=0, vmax=max(1, int(values.max() or 1)))
     image = axes.imshow(values, aspect="auto", cmap="YlGnBu", norm=norm, interpolation="nearest")
-    shown = every_nth(len(class_names), 20)
+    shown = range(0, len(class_names), -(-len(class_names) // 20))
     axes.set_yticks(shown, [plain(class_names[label]) for label in shown])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(colors=_INK, labelsize=8)

@@ -65,11 +65,12 @@ def summary_of(method: str, seed: int, rows: Sequence[dict[str, Any]]) -> dict[s
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw nothing, as if matplotlib were missing: drawing takes seconds."""
+    """Draw nothing, as if the extra `plots` were missing: drawing takes seconds."""
     for name, module in list(sys.modules.items()):
-        ours = name.startswith(("fedhet.report.", "reproductions."))
-        if ours and hasattr(module, "can_plot"):
-            monkeypatch.setattr(module, "can_plot", lambda: False)
+        ours = name.startswith(("fedhet.report.", "fedhet.reproductions."))
+        for name in ("can_plot", "can_draw"):
+            if ours and hasattr(module, name):
+                monkeypatch.setattr(module, name, lambda: False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fedhet.common.results import read_rows
-from fedhet.strategies.round.tensor_files import parameters_sha256
+from fedhet.strategies.wire.tensor_files import parameters_sha256
 from tests.deployed import MARKS, RECIPE, SITES, Deployment
 from tests.processes import finish, read_until, start, summary_of
 from tests.recipes import run_recipe

@@ -22,10 +22,10 @@ from fedhet.common.results import read_rows, rows_sha256, write_rows
 from fedhet.conf import FOLDER, build_part
 from fedhet.load_run import recipe_of, task_of
 from fedhet.server_app.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.round.records import CLIENT, METRICS, UPDATE
+from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.round.registration import FROZEN_MODEL
-from fedhet.strategies.round.tensor_files import below
+from fedhet.strategies.wire.records import CLIENT, METRICS, UPDATE
+from fedhet.strategies.wire.tensor_files import below
 from fedhet.tasks.evaluation import evaluate_model
 from tests.recipes import TINY, newest_checkpoint, run_recipe
 from tests.refused import refused
@@ -76,8 +76,8 @@ RECIPES = [
     (["strategy=[feddyn,fedprox]"], 2.0),
     (["strategy=[feddw,fedmrur]"], None),
     (["strategy=maecho"], None),
-    (["strategy=maecho", "strategy/aggregator=maecho_algorithm1"], None),
-    (["strategy=maecho", "strategy/aggregator=maecho_eq11", "local.initial=own"], None),
+    (["strategy=maecho", "strategy.maecho.loop=algorithm1"], None),
+    (["strategy=maecho", "strategy.maecho.loop=equation11", "local.initial=own"], None),
     (["strategy=maecho", "strategy.projections.form=ridge"], None),
     (["strategy=maecho", "strategy.maecho.weights=program", "strategy.projections.rank=5"], None),
     (["strategy=[fedprox,maecho]"], None),
@@ -93,6 +93,7 @@ RECIPES = [
     (["strategy=feddw", "strategy.feddw.linearised_every=5"], None),
     (["strategy=feddw", *NOISY_LABELS], None),
     (["strategy=feddistill"], None),
+    (["strategy=fedntd"], 2.0),
     (["strategy=moon"], 2.0),
     (["strategy=feduv"], 2.0),
     (["strategy=fedbabu"], 2.0),

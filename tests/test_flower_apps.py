@@ -15,7 +15,7 @@ import fedhet
 from fedhet.common.results import read_rows, read_summary
 from fedhet.conf import compose_overrides, plain_part
 from fedhet.flower_apps import _words
-from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import build_task
 from fedhet.tasks.models.mlp import mlp
 from fedhet.tools.export import export

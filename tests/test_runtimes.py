@@ -209,8 +209,8 @@ def test_a_client_that_no_ray_node_has_room_for_is_refused(monkeypatch):
 
 PRIVATE = [
     "task=my_project",
-    "strategy=[fedntd,scaffold]",
-    "strategy.fedntd.weight=2",
+    "strategy=[my_project.method:KeepFeatures,scaffold]",
+    "strategy.keepfeatures.weight=2",
     "clients=5",
     "participation=0.6",
     "local.epochs=1",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+
+def can_draw() -> bool:
+    """Return whether the extra `plots` is installed."""
+    return find_spec("vl_convert") is not None
 
 
 @dataclass(frozen=True)
@@ -93,22 +102,43 @@ class Picture:
     name: str  # of the files in the report's folder, without ending
 
 
+Spec = Mapping[str, Any]  # the definition of a chart in Vega-Lite, without its data
+
+
 @dataclass(frozen=True)
 class Chart:
-    """Curves or a heat map that the HTML page draws with Plotly, and pictures of it as files.
+    """A chart that the HTML page draws, and pictures of it as files.
 
-    ``pictures`` has by the files' name, without ending, what draws them to a path of this name.
+    ``shown`` has what the page draws by the label of x, and ``pictures`` what the files have by
+    their name, without ending. ``data`` are the rows of all of these: ``columns`` and ``data``.
     """
 
     caption: str
-    data: Mapping[str, Any]  # what templates/page.js draws
-    legend: Sequence[Key] = ()
-    pictures: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
+    shown: Mapping[str, Spec] = field(default_factory=dict)
+    pictures: Mapping[str, Spec] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Draw the pictures into a folder."""
-        for name, draw in self.pictures.items():
-            draw(folder / name)
+        """Write the pictures into a folder, as SVG and PNG."""
+        for name, spec in self.pictures.items():
+            values = [
+                dict(zip(self.data["columns"], row, strict=True)) for row in self.data["data"]
+            ]
+            save_picture({**spec, "data": {"values": values}}, folder / name)
+
+
+def save_picture(spec: Spec, path: Path) -> None:
+    """Write a chart as SVG and PNG, the same each time; ``path`` has no ending."""
+    import vl_convert
+
+    numbers = defaultdict[str, int](count().__next__)  # Vega counts through all charts it draws
+    svg = re.sub(
+        r"\b(clip|gradient_)(\d+)\b",
+        lambda found: f"{found[1]}{numbers[found[0]]}",
+        vl_convert.vegalite_to_svg(dict(spec)),
+    )
+    path.with_name(f"{path.name}.svg").write_text(svg, encoding="utf-8")
+    path.with_name(f"{path.name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=1.5))
 
 
 Block = Heading | Paragraph | Warn | Verdict | Listing | Table | Picture | Chart

@@ -11,7 +11,7 @@ from typing import Any
 from fedhet.common.results import CLASS_COUNTS
 from fedhet.conf import FOLDER_KEYS
 from fedhet.report.data_file import Partition
-from fedhet.report.partition_plot import chosen_values, partition_title
+from fedhet.report.partition_chart import chosen_values, partition_title
 from fedhet.report.run_data import Run
 
 MOST_PARTITIONS = 12

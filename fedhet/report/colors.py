@@ -17,7 +17,8 @@ class Pair(NamedTuple):
 
 
 PAGE = Pair("#ffffff", "#14191f")  # all colours below have a contrast to it of 3:1 or more
-INK, AXIS, GRID = "#26303b", "#7d8896", "#e4e8ed"  # of pictures; the grid is mere decoration
+INK, AXIS, GRID = "#26303b", "#7d8896", "#e4e8ed"  # of charts; the grid is mere decoration
+CHROME = (Pair(INK, "#e6ebf1"), Pair(AXIS, AXIS), Pair(GRID, "#333d48"))
 # After Okabe and Ito, darker, and without their yellow, which vanishes on white.
 PALETTE = (
     Pair("#0072b2", "#4aa8e0"),  # blue
@@ -28,8 +29,8 @@ PALETTE = (
     Pair("#2b8cc4", "#9ad4f5"),  # sky
     Pair("#6b7280", "#a7b0bc"),  # grey
 )
-# As SVG has them, and Plotly: each line has its own pair of colour and style, up to 28 lines.
-STYLES = ("none", "7 3", "2 2", "9 3 2 3")
+# Dashes in pixels: each line has its own pair of colour and style, up to 28 lines.
+STYLES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3))
 # The most common methods have the same colour on every page.
 OWN_COLORS = {"fedavg": 0, "fedpvr": 1, "scaffold": 2, "feddyn": 3, "fedprox": 4, "fedavgm": 5}
 
@@ -57,9 +58,3 @@ def keys_of(lines: Sequence[tuple[str, str]]) -> dict[str, Key]:
         style = next((s for s in styles if (color, s) not in taken.values()), 0)
         taken[name] = color, style
     return {label: Key(label, *taken[label.casefold()]) for label, _ in lines}
-
-
-def style_of(key: Key) -> str | tuple[int, tuple[float, ...]]:
-    """Return a line's style for matplotlib, whose unit is the line's width."""
-    lengths = tuple(float(part) / 2 for part in STYLES[key.style].split() if part != "none")
-    return (0, lengths) if lengths else "-"

@@ -240,76 +240,62 @@ def verdict(found: Sequence[Comparison]) -> list[str]:
 
 
 def _column_verdict(one: Comparison) -> list[str]:
-    where = "" if one.column == NO_COLUMN else f"{one.column}: "
     best, others = one.rows[0], [row for row in one.rows if row.label != one.baseline]
     if not others:
-        return [f"{where}{best.label}: {_score_text(one, best)}. {_seeds_text(one, best)}"]
-    sentences = []
-    if not best.score.complete:
-        sentences.append(f"{where}No row has reached the target in all of its seeds.")
+        sentences = [f"{best.label}: {_score_text(one, best)}. {_seeds_text(one, best)}"]
+    elif not best.score.complete:
+        sentences = ["No row has reached the target in all of its seeds."]
     elif best.label == one.baseline:
-        sentences.append(f"{where}The best mean is that of {best.label}: {_score_text(one, best)}.")
+        sentences = [f"The best mean is that of {best.label}: {_score_text(one, best)}."]
     else:
-        sentences.append(f"{where}{_pair_text(one, best)}")
+        sentences = [_pair_text(one, best)]
         others.remove(best)
-    seen = [row for row in others if row.difference and row.difference.is_seen]
-    for row in seen[:3]:
-        sentences.append(f"{where}{_pair_text(one, row)}")
-    for rows, text in (
-        (seen[3:], "A difference to {0} can also be seen for {1}."),
-        (
-            [
-                r
-                for r in others
-                if r.difference and r.difference.count > 1 and not r.difference.is_seen
-            ],
-            "No difference to {0} can be seen for {1}.",
-        ),
-        (
-            [row for row in others if row.difference and row.difference.count == 1],
-            "With a single common seed, no interval can be said of {0} and {1}.",
-        ),
-        (
-            [row for row in others if row.difference is None],
-            "{1} cannot be compared with {0}: they have no seed in common that reached the target."
-            if one.figure.target is not None
-            else "{1} cannot be compared with {0}: they have no seed in common.",
-        ),
-    ):
+    gaps = [(row, row.difference) for row in others]
+    seen = [row for row, gap in gaps if gap and gap.is_seen]
+    sentences += [_pair_text(one, row) for row in seen[:3]]
+    unseen = [(row, gap) for row, gap in gaps if gap and not gap.is_seen]
+    reached = " that reached the target" if one.figure.target is not None else ""
+    groups = {
+        "A difference to {0} can also be seen for {1}.": seen[3:],
+        "No difference to {0} can be seen for {1}.": [r for r, gap in unseen if gap.count > 1],
+        "With a single common seed, no interval can be said of {0} and {1}.": [
+            row for row, gap in unseen if gap.count == 1
+        ],
+        f"{{1}} cannot be compared with {{0}}: they have no seed in common{reached}.": [
+            row for row, gap in gaps if gap is None
+        ],
+    }
+    for text, rows in groups.items():
         if rows:
-            names = listed(row.label for row in rows)
-            missed = "".join(_missed_text(one, row) for row in rows)
-            sentences.append(where + text.format(one.baseline, names) + missed)
-    return sentences
+            named = text.format(one.baseline, listed(row.label for row in rows))
+            sentences.append(named + "".join(_missed_text(one, row) for row in rows))
+    where = "" if one.column == NO_COLUMN else f"{one.column}: "
+    return [f"{where}{sentence}" for sentence in sentences]
 
 
 def _pair_text(one: Comparison, row: Ranked) -> str:
     """Return the sentence about a row and the baseline."""
-    gap = row.difference
+    gap, digits = row.difference, one.gap_digits
     if gap is None:
         alone = f"it has no seed in common with {one.baseline}"
         return f"{row.label} has the best mean, {_score_text(one, row)}; {alone}."
-    digits = one.gap_digits
     unit = _UNITS.get(one.figure.name, "") if one.figure.percent or one.digits == 1 else ""
-    size, side = f"{abs(gap.mean):.{digits}f}{unit}", "above" if gap.mean > 0 else "below"
-    pair = f"{row.label} is {size} {side} {one.baseline}"
-    missed = _missed_text(one, row)
-    if gap.low is None and gap.count == 1:
-        return f"{pair} with one common seed: no interval can be said of one seed.{missed}"
-    if gap.low is None:
-        equal = (
-            f"{row.label} and {one.baseline} are equal" if abs(gap.mean) <= gap.rounding else pair
+    side, seeds = "above" if gap.mean > 0 else "below", f"{gap.count} common seeds"
+    pair = f"{row.label} is {abs(gap.mean):.{digits}f}{unit} {side} {one.baseline}"
+    low, high = sorted((abs(gap.low or 0.0), abs(gap.high or 0.0)))
+    if gap.sign:
+        said = f"{pair} [{low:.{digits}f}, {high:.{digits}f}] over {seeds}."
+    elif gap.low is not None:
+        said = (
+            f"No difference can be seen between {row.label} and {one.baseline}: "
+            f"{gap.mean:+.{digits}f}{unit} {gap.range_text(digits, '+')} over {seeds}."
         )
-        return f"{equal} with each of {gap.count} common seeds.{missed}"
-    seeds = f"over {gap.count} common seeds"
-    interval = gap.range_text(digits, "+" if gap.low < 0 else "")
-    if gap.sign == 0:
-        pair = f"between {row.label} and {one.baseline}"
-        figures = f"{gap.mean:+.{digits}f}{unit} {interval} {seeds}"
-        return f"No difference can be seen {pair}: {figures}.{missed}"
-    if gap.sign < 0:
-        interval = f"[{-(gap.high or 0):.{digits}f}, {-gap.low:.{digits}f}]"
-    return f"{pair} {interval} {seeds}.{missed}"
+    elif gap.count == 1:
+        said = f"{pair} with one common seed: no interval can be said of one seed."
+    else:
+        equal = f"{row.label} and {one.baseline} are equal"
+        said = f"{pair if abs(gap.mean) > gap.rounding else equal} with each of {seeds}."
+    return said + _missed_text(one, row)
 
 
 def _missed_text(one: Comparison, row: Ranked) -> str:

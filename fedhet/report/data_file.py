@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import is_of_new_model
 from fedhet.report.layer_data import LayerFigures
-from fedhet.report.old_data_file import upgraded
 from fedhet.report.run_data import LATE_ROUNDS, Column, Run
 
 FORMAT = 2
@@ -32,6 +31,9 @@ class Origin:
     command: str = ""  # the command line, as far as it is known
     failures: Sequence[str] = ()  # jobs of the sweep without a results directory, and why
     unfinished: str = ""  # of a sweep that has not ended: how far it has come
+    varied: Sequence[str] = field(
+        default_factory=list
+    )  # the words that its jobs differ in, such as partition.alpha
 
 
 @dataclass(frozen=True)
@@ -167,13 +169,13 @@ def parse(text: str, name: str) -> ReportData:
             f"{name} is not a data file of fedhet-report: {error}; {_ALLOWED}"
         ) from None
     version = content.get("fedhet_report") if isinstance(content, dict) else None
-    if version not in (1, FORMAT):
+    if version != FORMAT:
         raise ConfigError(
             f"{name} is not a data file of fedhet-report: it has fedhet_report={version}, allowed: "
-            f"1, {FORMAT}; {_ALLOWED}"
+            f"{FORMAT}; {_ALLOWED}"
         )
     try:
-        return _data_of(upgraded(content) if version == 1 else content)
+        return _data_of(content)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{name} is damaged: {type(error).__name__} {error}; write it again from its folders"

@@ -1,4 +1,4 @@
-"""The charts of a section; each is also saved as PNG and SVG."""
+"""The charts of a section: each is a few panels of lines, a panel for a column of the layout."""
 
 from __future__ import annotations
 
@@ -11,22 +11,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Chart, Heading, Key, Listing, Paragraph, Table
-from fedhet.report.curves import (
-    Curve,
-    Panel,
-    common_range,
-    gallery,
-    new_figure,
-    over_runs,
-    save,
-    with_axes,
-)
+from fedhet.report.charts import Curve, Panel, common_range, gallery, over_runs, with_axes
 from fedhet.report.data_file import AGREEMENT, Partition
 from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs
 from fedhet.report.names import column_title, listed
-from fedhet.report.partition_plot import draw_partition
+from fedhet.report.partition_chart import partition_chart
 from fedhet.report.run_data import AT_CLIENTS, ON_TEST_SET, Run, evaluation_place, score_of
 from fedhet.report.statistics import measured_metrics
 from fedhet.report.tables import cell_table
@@ -41,6 +31,92 @@ ROUND = "round"
 _PLACES = {ON_TEST_SET: "test {}", AT_CLIENTS: "{} at the clients"}
 _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))  # the largest unit of which there are two
 
+Points = Callable[[Run], Mapping[float, float]]  # a run's y by x
+Units = Mapping[str, tuple[str, float]]  # of other axes, by label: a column of rows, and its unit
+
+
+def over_rounds(run: Run, column: str) -> dict[float, float]:
+    """Return a column of metrics.jsonl by round."""
+    return {float(round): value for round, value in run.stored(column)}
+
+
+def line_panels(
+    layout: Layout,
+    keys: Mapping[str, Key],
+    points: Points,
+    labels: tuple[str, str],
+    *,
+    marks: Sequence[Sequence[float]] = (),
+    log: bool = False,
+    units: Units | None = None,
+    incomplete: bool = False,
+) -> list[Panel]:
+    """Return a panel for each column that has points, all with the same range of y.
+
+    Args:
+        layout: rows are lines, columns are panels.
+        keys: the lines' colours and styles by label.
+        points: y by x of a run.
+        labels: of x and y.
+        marks: dotted horizontal lines of each column.
+        log: whether y is on a logarithmic scale.
+        units: of other axes that lines have.
+        incomplete: whether a run that is not completed has a line of its own.
+    """
+    marks = marks or [()] * len(layout.columns)
+    found = [
+        _curves(layout, number, keys, points, units or {}, incomplete)
+        for number in range(len(layout.columns))
+    ]
+    shown = [mark for some in marks for mark in some]
+    y_range = common_range([line for lines in found for line in lines], shown, log=log)
+    return [
+        Panel("" if column == NO_COLUMN else column, *labels, lines, own, y_range, log)
+        for column, lines, own in zip(layout.columns, found, marks, strict=True)
+        if lines
+    ]
+
+
+def _curves(
+    layout: Layout,
+    column: int,
+    keys: Mapping[str, Key],
+    points: Points,
+    units: Units,
+    incomplete: bool,
+) -> list[Curve]:
+    """Return the lines of a column: each row's mean, then the runs that did not complete."""
+    found: list[Curve] = []
+    groups = [(line.label, line.cells[column].runs, True) for line in layout.lines]
+    if incomplete:
+        groups += [
+            (line.label, (run,), False)
+            for line in layout.lines
+            for run in line.cells[column].others
+        ]
+    for label, runs, completed in groups:
+        measured = [(run, values) for run in runs if (values := points(run))]
+        curve = over_runs(keys[label], [values for _, values in measured])
+        if curve is not None:
+            whole = replace(curve, completed=completed)
+            found.append(with_axes(whole, [run for run, _ in measured], units))
+    return found
+
+
+def lines_are(panels: Sequence[Panel]) -> str:
+    """Return what a line and its band mean."""
+    if all(line.runs == 1 for panel in panels for line in panel.curves):
+        return "Each line is one run."
+    return (
+        "Line: mean over the seeds. Band: from the lowest to the highest seed; a line without a "
+        "band is a single run. A line ends where the shortest of its runs ends."
+    )
+
+
+def abreast(layout: Layout) -> int:
+    """Return how many panels are in a row: those of one figure, if they fit."""
+    return len(layout.columns) if len(layout.columns) in (2, 4) else 3
+
 
 def scores(
     layout: Layout,
@@ -54,33 +130,36 @@ def scores(
 
     ``score`` is accuracy, drawn in percent, or loss, which has no targets.
     """
+    scale, percent = (100.0, " (%)") if score == "accuracy" else (1.0, "")
+    last = last_round or math.inf
 
     def points(run: Run) -> dict[float, float]:
         return {float(r): scale * y for r, y in run.points(score) if r <= last}
 
-    scale, percent = (100.0, " (%)") if score == "accuracy" else (1.0, "")
-    last = last_round or math.inf
-    done = curves_of(layout, keys, points)
-    cut = incomplete_curves(layout, keys, points)
-    found = [whole + part for whole, part in zip(done, cut, strict=True)]
-    drawn = [run for lines in found for _, runs in lines for run in runs]
-    axes, where = _axes(drawn), evaluation_place(drawn, score)
-    units = {label: unit for label, (_, unit) in axes.items()}
-    found = [[(with_axes(line, runs, units), runs) for line, runs in lines] for lines in found]
-    marks = [scale * target for target in targets] if score == "accuracy" else []
-    range_of = common_range([line for lines in found for line, _ in lines])
-    label = _PLACES.get(where, "{}").format(score) + percent
-    panels = panels_of(layout, found, ROUND, label, marks, range_of)
-    if not panels:
+    cells = [cell for line in layout.lines for cell in line.cells]
+    drawn = [run for cell in cells for run in (*cell.runs, *cell.others) if points(run)]
+    if not drawn:
         return []
+    axes, where = _axes(drawn), evaluation_place(drawn, score)
+    marks = [scale * target for target in targets] if score == "accuracy" else []
+    panels = line_panels(
+        layout,
+        keys,
+        points,
+        (ROUND, _PLACES.get(where, "{}").format(score) + percent),
+        marks=[marks] * len(layout.columns),
+        units={label: unit for label, (_, unit) in axes.items()},
+        incomplete=True,
+    )
     caption = f"{score.capitalize()} {where}. {lines_are(panels)}"
     caption += " Dotted, horizontal: the targets." if marks else ""
-    caption += " A cross: the end of a run that is not completed." if any(cut) else ""
+    if any(not line.completed for panel in panels for line in panel.curves):
+        caption += " A cross: the end of a run that is not completed."
     if axes:
         caption += f" Over {listed(axes)}, x is the mean over the seeds at each round."
     kinds = {ROUND: "rounds", **{label: kind for label, (kind, _) in axes.items()}}
-    abreast = 2 if len(panels) in (2, 4) else 3
-    return [Heading(3, score.capitalize()), gallery(panels, caption, stem, kinds, abreast)]
+    wide = 2 if len(panels) in (2, 4) else 3
+    return [Heading(3, score.capitalize()), gallery(panels, caption, stem, kinds, wide)]
 
 
 def _axes(runs: Sequence[Run]) -> dict[str, tuple[str, tuple[str, float]]]:
@@ -100,101 +179,6 @@ def _axes(runs: Sequence[Run]) -> dict[str, tuple[str, tuple[str, float]]]:
     return found
 
 
-def over_rounds(run: Run, column: str) -> dict[float, float]:
-    """Return a column of metrics.jsonl by round."""
-    return {float(round): value for round, value in run.stored(column)}
-
-
-def curves_of(
-    layout: Layout, keys: Mapping[str, Key], points: Callable[[Run], Mapping[float, float]]
-) -> list[list[tuple[Curve, Sequence[Run]]]]:
-    """Return the lines of each column with their runs; ``points`` returns a run's y by x.
-
-    A run without any point is left out.
-    """
-    found: list[list[tuple[Curve, Sequence[Run]]]] = []
-    for number in range(len(layout.columns)):
-        found.append([])
-        for line in layout.lines:
-            with_points = [(run, y) for run in line.cells[number].runs if (y := points(run))]
-            drawn = over_runs(keys[line.label], [y for _, y in with_points])
-            if drawn is not None:
-                found[-1].append((drawn, tuple(run for run, _ in with_points)))
-    return found
-
-
-def incomplete_curves(
-    layout: Layout, keys: Mapping[str, Key], points: Callable[[Run], Mapping[float, float]]
-) -> list[list[tuple[Curve, Sequence[Run]]]]:
-    """Return a line for each run of a column that is not completed, as far as it came."""
-    return [
-        [
-            (replace(drawn, completed=False), [run])
-            for line in layout.lines
-            for run in line.cells[number].others
-            if (drawn := over_runs(keys[line.label], [points(run)]))
-        ]
-        for number in range(len(layout.columns))
-    ]
-
-
-def panels_of(
-    layout: Layout,
-    found: Sequence[Sequence[tuple[Curve, Sequence[Run]]]],
-    x_label: str,
-    y_label: str,
-    marks: Sequence[float] = (),
-    y_range: tuple[float, float] | None = None,
-    log: bool = False,
-) -> list[Panel]:
-    """Return a panel for each column that has lines."""
-    panels = []
-    for column, lines in zip(layout.columns, found, strict=True):
-        title, curves = "" if column == NO_COLUMN else column, [line for line, _ in lines]
-        panels += [Panel(title, x_label, y_label, curves, marks, y_range, log)] if lines else []
-    return panels
-
-
-def lines_are(panels: Sequence[Panel]) -> str:
-    """Return what a line and its band mean."""
-    if all(line.runs == 1 for panel in panels for line in panel.curves):
-        return "Each line is one run."
-    return (
-        "Line: mean over the seeds. Band: from the lowest to the highest seed; a line without a "
-        "band is a single run. A line ends where the shortest of its runs ends."
-    )
-
-
-def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -> list[Block]:
-    """Return every other numeric column that runs have, as small multiples."""
-    runs = [run for _, _, cell in cells_with_runs(layout) for run in cell.runs]
-    names = dict.fromkeys(name for run in runs for name in run.columns)
-    elsewhere = {*NO_DIAGNOSTICS, *measured_metrics(runs), *_losses_above(runs)}
-    shown = [name for name in names if name not in elsewhere if any(r.stored(name) for r in runs)]
-    steady = [name for name in shown if all(_is_steady(run, name) for run in runs)]
-    panels = _columns_over_rounds(layout, keys, [name for name in shown if name not in steady])
-    blocks: list[Block] = [Heading(3, "Per round")]
-    if panels:
-        drawn = panels[:MOST_DIAGNOSTICS]
-        caption = f"Columns of metrics.jsonl, which docs/running.md explains. {lines_are(drawn)}"
-        if every > 1:
-            caption += f" One round in {every} is drawn."
-        if len(drawn) < len(panels):
-            caption += f" {len(panels) - len(drawn)} further panels are left out."
-        abreast = len(layout.columns) if len(layout.columns) in (2, 4) else 3
-        blocks.append(gallery(drawn, caption, stem, {ROUND: "diagnostics"}, abreast))
-    if steady:
-        blocks.append(_steady_table(layout, steady))
-    return blocks
-
-
-def _losses_above(runs: Sequence[Run]) -> set[str]:
-    """Return the columns that ``scores`` draws of runs without an accuracy."""
-    if score_of(runs) != "loss":
-        return set()
-    return {"client_loss" if run.at_clients else "loss" for run in runs}
-
-
 def metrics(
     layout: Layout, keys: Mapping[str, Key], names: Sequence[str], stem: Path
 ) -> list[Block]:
@@ -202,26 +186,43 @@ def metrics(
     panels = _columns_over_rounds(layout, keys, [name for name in names if "/" not in name])
     if not panels:
         return []
-    caption = (
-        f"Client: mean over the clients, on theirs; others: on the test set. {lines_are(panels)}"
-    )
-    abreast = len(layout.columns) if len(layout.columns) in (2, 4) else 3
-    return [gallery(panels, caption, stem, {ROUND: "metrics"}, abreast)]
+    where = "Client: mean over the clients, on theirs; others: on the test set."
+    caption = f"{where} {lines_are(panels)}"
+    return [gallery(panels, caption, stem, {ROUND: "metrics"}, abreast(layout))]
+
+
+def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -> list[Block]:
+    """Return every other numeric column that runs have, as small multiples."""
+    runs = [run for _, _, cell in cells_with_runs(layout) for run in cell.runs]
+    names = dict.fromkeys(name for run in runs for name in run.columns)
+    elsewhere = {*NO_DIAGNOSTICS, *measured_metrics(runs)}
+    if score_of(runs) == "loss":  # it has a chart of its own
+        elsewhere |= {"client_loss" if run.at_clients else "loss" for run in runs}
+    shown = [name for name in names if name not in elsewhere if any(r.stored(name) for r in runs)]
+    steady = [name for name in shown if all(_is_steady(run, name) for run in runs)]
+    panels = _columns_over_rounds(layout, keys, [name for name in shown if name not in steady])
+    blocks: list[Block] = [Heading(3, "Per round")]
+    if panels:
+        drawn = panels[:MOST_DIAGNOSTICS]
+        caption = f"Columns of metrics.jsonl, which docs/running.md explains. {lines_are(drawn)}"
+        caption += f" One round in {every} is drawn." if every > 1 else ""
+        if len(drawn) < len(panels):
+            caption += f" {len(panels) - len(drawn)} further panels are left out."
+        blocks.append(gallery(drawn, caption, stem, {ROUND: "diagnostics"}, abreast(layout)))
+    if steady:
+        blocks.append(_steady_table(layout, steady))
+    return blocks
 
 
 def _columns_over_rounds(
     layout: Layout, keys: Mapping[str, Key], names: Sequence[str]
 ) -> list[Panel]:
     """Return a panel for each column of metrics.jsonl and of the layout."""
-    panels = []
-    for name in names:
-        found = curves_of(layout, keys, partial(over_rounds, column=name))
-        for panel in panels_of(layout, found, ROUND, ""):
-            title = column_title(name)
-            panels.append(
-                replace(panel, title=f"{title} · {panel.title}" if panel.title else title)
-            )
-    return panels
+    return [
+        replace(panel, title=" · ".join(filter(None, [column_title(name), panel.title])))
+        for name in names
+        for panel in line_panels(layout, keys, partial(over_rounds, column=name), (ROUND, ""))
+    ]
 
 
 def _is_steady(run: Run, name: str) -> bool:
@@ -251,30 +252,20 @@ def partitions(found: Sequence[Partition], stem: Path) -> list[Block]:
     if any(partition.settings.get("partition.seed") is None for partition in shown):
         blocks.append(Paragraph("Each seed draws its own partition; the first one is shown."))
     for number, partition in enumerate(shown, 1):
-        path = stem.with_name(f"{stem.name}_partition_{number}")
-        blocks += [Heading(3, partition.title), _partition_chart(partition, path)]
+        chart = _partition_chart(partition, f"{stem.name}_partition_{number}")
+        blocks += [Heading(3, partition.title), chart]
     if missing := [f"{p.title}: {p.error}" for p in found if p.error]:
         blocks += [Paragraph("Not available here:"), Listing(missing)]
     return blocks
 
 
-def _partition_chart(partition: Partition, path: Path) -> Chart:
+def _partition_chart(partition: Partition, name: str) -> Chart:
     counts = np.asarray(partition.counts)
     few = len(counts) < partition.clients
-    first = [f"The first {len(counts)} of {partition.clients} clients."] if few else []
+    words = [f"The first {len(counts)} of {partition.clients} clients."] if few else []
     sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
-    parts = [
+    words += [
         f"{what} per client: {each.min()} to {each.max()}, median {np.median(each):.0f}."
         for what, each in (("Examples", sizes), ("Classes", held))
     ]
-
-    def draw(path: Path) -> None:
-        figure = new_figure(5.6, 4.4, layout="constrained")
-        names = partition.class_names
-        draw_partition(figure, counts, names, partition.title, most_ticks=20, numbered=False)
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # no new layout for each file
-        save(figure, path, "")
-
-    data = {"counts": counts.T.tolist(), "classes": list(partition.class_names)}
-    return Chart(" ".join([*first, *parts]), data, pictures={path.name: draw} if can_plot() else {})
+    return partition_chart(counts, partition.class_names, partition.title, " ".join(words), name)

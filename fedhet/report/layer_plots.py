@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 
 from fedhet.report.blocks import Block, Heading, Key, Table
-from fedhet.report.curves import Panel, common_range, gallery
-from fedhet.report.figures import curves_of, lines_are, panels_of
+from fedhet.report.charts import Panel, gallery
+from fedhet.report.figures import line_panels, lines_are
 from fedhet.report.layer_data import LayerFigures
-from fedhet.report.layout import Cell, Layout, cells_with_runs, only_runs
+from fedhet.report.layout import Cell, Layout, cells_with_runs
 from fedhet.report.run_data import LATE_ROUNDS, Run
 from fedhet.report.statistics import over_seeds
 from fedhet.report.tables import cell_table
@@ -21,7 +21,7 @@ LATE = f"the mean over the last {LATE_ROUNDS} rounds"
 LAST = "the mean over all pairs of clients, in the last round"
 
 ByName = Callable[[LayerFigures], Mapping[str, float]]  # values by tensor or layer
-Points = Callable[[LayerFigures], Mapping[float, float]]  # y by x
+OfLayers = Callable[[LayerFigures], Mapping[float, float]]  # y by x
 
 
 def layers(layout: Layout, keys: Mapping[str, Key], stem: Path) -> list[Block]:
@@ -49,7 +49,7 @@ def _diversity(
     def late(figures: LayerFigures) -> dict[float, float]:
         return {float(n): value for n, value in enumerate(figures.late) if value is not None}
 
-    by_tensor = _panels(layout, keys, late, "tensor", "drift diversity", log=True, mark=1.0)
+    by_tensor = _panels(layout, keys, late, ("tensor", "drift diversity"), log=True, marks=[1])
     caption = (
         "Drift diversity of each tensor, the sum of the squared norms of its updates over the "
         f"squared norm of their sum (FedPVR, Definition 1; its Figure 2): {LATE}. "
@@ -59,7 +59,7 @@ def _diversity(
     by_round = [
         panel
         for name in picked
-        for panel in _panels(layout, keys, _over_rounds(name), "round", name, log=True)
+        for panel in _panels(layout, keys, _over_rounds(name), ("round", name), log=True)
     ]
     over_rounds = (
         "The same over rounds (FedPVR, Figure 4), of some of the weights: the first, the last, "
@@ -85,7 +85,7 @@ def _picked(found: Sequence[LayerFigures]) -> list[str]:
     return [shared[round(n * (len(shared) - 1) / (count - 1))] for n in range(count)]
 
 
-def _over_rounds(name: str) -> Points:
+def _over_rounds(name: str) -> OfLayers:
     def points(figures: LayerFigures) -> dict[float, float]:
         rows = zip(figures.rounds, figures.diversity, strict=True)
         by_round = {float(round): figures.by_tensor(row).get(name) for round, row in rows}
@@ -105,7 +105,7 @@ def _similarity(
             values = figures.last_similarity()
             return {float(n): values[name] for n, name in enumerate(names) if name in values}
 
-        panels = _panels(layout, keys, by_number, "layer", "linear CKA of clients' models")
+        panels = _panels(layout, keys, by_number, ("layer", "linear CKA of clients' models"))
         numbered = ", ".join(f"{number} {name}" for number, name in enumerate(names))
         caption = (
             "Linear CKA between the clients' models after local training, on the test set: "
@@ -122,22 +122,19 @@ def _similarity(
 def _panels(
     layout: Layout,
     keys: Mapping[str, Key],
-    points: Points,
-    x_label: str,
-    y_label: str,
+    points: OfLayers,
+    labels: tuple[str, str],
     *,
     log: bool = False,
-    mark: float | None = None,
+    marks: Sequence[float] = (),
 ) -> list[Panel]:
     """Return a panel per column, all with the same range of y."""
 
     def by_x(run: Run) -> Mapping[float, float]:
         return points(run.layers) if run.layers else {}
 
-    found = curves_of(only_runs(layout, by_x), keys, by_x)
-    marks = [] if mark is None else [mark]
-    y_range = common_range([line for lines in found for line, _ in lines], marks, log=log)
-    return panels_of(layout, found, x_label, y_label, marks, y_range, log)
+    of_columns = [marks] * len(layout.columns)
+    return line_panels(layout, keys, by_x, labels, marks=of_columns, log=log)
 
 
 def _table(layout: Layout, names: Sequence[str], values: ByName, what: str) -> Table:

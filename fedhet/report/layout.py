@@ -38,6 +38,7 @@ class Published:
     spread: float | None = None
     text: str = ""  # if it is not a number, such as 100+
     target: float | None = None  # the accuracy that it belongs to, if that differs from ours
+    by_target: tuple[Published | None, ...] = ()  # of a figure with several targets
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,20 @@ class Layout:
     keys: tuple[str, ...] = ()
 
 
-def automatic_layout(runs: Sequence[Run], by: Sequence[str] = ()) -> Layout:
+def automatic_layout(
+    runs: Sequence[Run], by: Sequence[str] = (), varied: Sequence[str] = ()
+) -> Layout:
     """Lay out runs by method, and by the keys ``by``.
 
-    By default these are all keys that vary within a method, except the method's own
-    (``strategy.*``), which make rows.
+    By default these are the keys that their sweep has ``varied``, as its sweep.json says, or of
+    runs that no single sweep has made those that vary within a method. The method's own
+    (``strategy.*``) make rows.
     """
     methods = list(dict.fromkeys(run.method for run in runs))
-    varying = _differing_within([[r for r in runs if r.method == method] for method in methods])
+    if varied:
+        varying = _swept(varied, runs)
+    else:
+        varying = _differing_within([[r for r in runs if r.method == method] for method in methods])
     keys = list(by) or _fewest([key for key in varying if not key.startswith(METHOD_KEYS)], runs)
     columns = sorted({_values(run, keys) for run in runs}, key=_sort_key)
     if len(columns) > MOST_COLUMNS and not by:  # a search: what varies makes rows instead
@@ -91,6 +98,14 @@ def automatic_layout(runs: Sequence[Run], by: Sequence[str] = ()) -> Layout:
         lines += split_lines(method_title(method), method, cells, notes)
     labels = tuple(_label(keys, column) for column in columns)
     return Layout(labels, tuple(lines), tuple(notes), tuple(_names(keys)))
+
+
+def _swept(words: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """Return the keys of settings for the words of a sweep: ``task=a,b`` varies task.name."""
+    known = {key for run in runs for key in run.settings}
+    names = [(word, f"{word}.name", f"{word}.{_TARGET}") for word in words if word != "seed"]
+    found = [next((key for key in each if key in known), "") for each in names]
+    return [key for key in found if key and len({_values(run, [key]) for run in runs}) > 1]
 
 
 def split_lines(

@@ -31,7 +31,7 @@ from fedhet.report.command import with_partitions
 from fedhet.report.comparison import check_baseline
 from fedhet.report.data_file import ReportData, thinned
 from fedhet.report.page import build_page, sections_of
-from fedhet.report.render import plotly_script, to_html
+from fedhet.report.render import to_html, vega_script
 from fedhet.report.run_data import NOT_SEARCHED, RUNNING, UNFINISHED, Run, read_run
 from fedhet.report.sources import has_all_runs, read_sources, require_folders
 
@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         return server.server_port
 
     def do_GET(self) -> None:
-        """Answer with the page, its version, or Plotly."""
+        """Answer with the page, its version, or Vega."""
         host, _, port = self.headers.get("Host", "").rpartition(":")
         # By another name, a page of somebody else's wants to read this one (DNS rebinding).
         if host not in (ADDRESS, "localhost") or port != str(self._port):
@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
             answers: dict[str, tuple[str, Callable[[], str]]] = {
                 "/": (_HTML, self._page.html),
                 "/version": (_TEXT, self._page.version),
-                "/plotly.js": (_SCRIPT, plotly_script),
+                "/vega.js": (_SCRIPT, vega_script),
             }
             if self.path not in answers:
                 return self._answer(HTTPStatus.NOT_FOUND, _TEXT, "there is only /\n")

@@ -11,13 +11,21 @@ import pandas as pd
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import BY_CLIENT, COMPLETED
-from fedhet.plot import can_plot
 from fedhet.report import figures, paper_figures
-from fedhet.report.blocks import Block, Heading, Key, Paragraph, Table, Verdict, Warn
+from fedhet.report.blocks import (
+    Block,
+    Chart,
+    Heading,
+    Key,
+    Paragraph,
+    Table,
+    Verdict,
+    Warn,
+    can_draw,
+)
 from fedhet.report.colors import keys_of
 from fedhet.report.comparison import Comparison, check_baseline, comparisons, ranked_table, verdict
 from fedhet.report.data_file import ReportData
-from fedhet.report.distrusted import distrusted
 from fedhet.report.layer_plots import layers
 from fedhet.report.layout import (
     KNOWN_KEYS,
@@ -28,8 +36,8 @@ from fedhet.report.layout import (
 )
 from fedhet.report.names import listed, method_title
 from fedhet.report.paper_figures import Partitions
-from fedhet.report.provenance import provenance, warnings
-from fedhet.report.published_tables import FigureByTarget, paper_layout, read_paper
+from fedhet.report.provenance import distrusted, provenance, warnings
+from fedhet.report.published_tables import paper_layout, read_paper
 from fedhet.report.run_data import Run, evaluation_place, score_of
 from fedhet.report.score_chart import scores, single_round
 from fedhet.report.statistics import Figure, measured_metrics
@@ -42,6 +50,7 @@ from fedhet.report.tables import (
 )
 from fedhet.report.update_agreement import agreement
 
+NO_CHARTS = "No charts: vl-convert-python is missing. pip install -e '.[plots]' brings it."
 MOST_NAMED = 6  # runs that the verdict names if none is completed
 
 
@@ -72,14 +81,14 @@ def build_page(data: ReportData, partitions: Partitions, folder: Path, name: str
     blocks += [Paragraph(_overview(data))]
     blocks += _verdict(sections, compared)
     blocks += warnings(data)
-    if not can_plot():
-        text = "No pictures: matplotlib is missing. pip install -e '.[plots]' brings it."
-        blocks.append(Warn(text))
+    if not can_draw():
+        blocks.append(Warn(NO_CHARTS))
     for number, (section, found) in enumerate(zip(sections, compared, strict=True)):
         stem = f"{name}_{number + 1}" if len(sections) > 1 else name
         blocks += _section(section, found, data, keys, partitions, folder / stem)
     blocks += figures.partitions(partitions(), folder / name)
-    return blocks + provenance(data)
+    blocks += provenance(data)
+    return blocks if can_draw() else [one for one in blocks if not isinstance(one, Chart)]
 
 
 def legend_keys(layouts: Sequence[Layout]) -> dict[str, Key]:
@@ -91,7 +100,7 @@ def legend_keys(layouts: Sequence[Layout]) -> dict[str, Key]:
 
 def _compared(figure: Figure) -> Figure:
     """Return the figure by which rows are compared; of several targets none is, accuracy is."""
-    if isinstance(figure, FigureByTarget):
+    if figure.targets:
         return Figure("accuracy", percent=True, last_round=figure.last_round)
     return figure
 
@@ -161,11 +170,14 @@ def _lay_out(node: Mapping[str, Any] | None, runs: Sequence[Run], data: ReportDa
         except ConfigError as error:
             problems = (f"The paper's table is not shown, since its description is wrong: {error}",)
         else:
-            layout, targets = paper_layout(runs, paper), data.targets or paper.targets
+            layout, targets = paper_layout(runs, paper), data.targets or paper.shown_targets
             return Section(
                 paper.source, layout, paper.figure, targets, runs, paper.note, published=True
             )
-    layout = automatic_layout(runs, data.by)
+    sources = {run.source for run in runs}
+    origins = [data.origins[number] for number in sources] if data.origins else []
+    varied = origins[0].varied if len(origins) == 1 else ()
+    layout = automatic_layout(runs, data.by, varied)
     title = f"Methods by {', '.join(layout.keys)}" if layout.keys else "Methods"
     classifies = score_of(runs) == "accuracy"
     figure = Figure("accuracy", percent=True) if classifies else Figure("loss")

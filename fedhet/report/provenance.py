@@ -11,8 +11,10 @@ from fedhet.common.results import COMPLETED, DIVERGED, FAILED, ROUNDS_WITHOUT_RO
 from fedhet.report.blocks import Block, Heading, Listing, Table, Warn
 from fedhet.report.data_file import ReportData
 from fedhet.report.names import listed, method_title
-from fedhet.report.run_data import RUNNING, UNFINISHED, Run, score_of
+from fedhet.report.run_data import DISTRUST, RUNNING, UNFINISHED, Run, score_of
 
+_DISTRUST = dict(zip(DISTRUST, ("left out", "counted less than half", "stood out"), strict=True))
+_MOST = 8  # clients of an entry
 PARTS = ("What went wrong", "What was run", "Environment")
 UNKNOWN = "not recorded"
 _INCOMPLETE = {
@@ -197,3 +199,26 @@ def _named(runs: Sequence[Run], numbers: Any) -> str:
 def _fingerprint(run: Run, kind: str) -> str:
     found: Mapping[str, Any] = run.summary.get("fingerprint") or {}
     return str(found.get(kind, "-"))[:8]
+
+
+def distrusted(runs: Sequence[Run]) -> list[Block]:
+    """Return the table, if a run has such clients."""
+    shown = [run for run in runs if run.distrusted]
+    if not shown:
+        return []
+    frame = pd.DataFrame(
+        {"run": run.name}
+        | {title: _entry(run.distrusted.get(column, {})) for column, title in _DISTRUST.items()}
+        for run in shown
+    )
+    caption = (
+        "Clients, and in how many rounds. Honest clients are among them: a robust aggregator "
+        "leaves out who differs, and Krum all but one."
+    )
+    return [Heading(3, "Distrusted clients"), Table.of(frame, caption, words=4)]
+
+
+def _entry(counts: Mapping[str, int]) -> str:
+    named = [f"{client} ({rounds})" for client, rounds in counts.items()]
+    more = f" and {len(named) - _MOST} more" if len(named) > _MOST else ""
+    return ", ".join(named[:_MOST]) + more if named else "-"

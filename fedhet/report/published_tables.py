@@ -3,157 +3,118 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
-from fedhet.common.errors import (
-    ConfigError,
-    require_choice,
-    require_known_keys,
-    require_whole,
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
 )
+
+from fedhet.common.errors import ConfigError
 from fedhet.report.layout import Layout, Line, Published, split_lines
 from fedhet.report.names import method_title
 from fedhet.report.run_data import Run, flat
-from fedhet.report.statistics import LATE_EVALUATIONS, NAMES, TO_TARGET, Figure, percent
+from fedhet.report.statistics import LATE_EVALUATIONS, NAMES, TO_TARGET, Figure
 
-KNOWN = (  # name: of the package of reproductions/ with the paper's own figures
-    *("name", "source", "metric", "target", "targets", "published_target"),
-    *("unit", "round", "evaluations", "note", "columns", "rows"),
-)
-KNOWN_IN_ROW = ("runs", "published", "not_run")
+Keys = Annotated[dict[str, Any], BeforeValidator(lambda node: flat(node))]  # they select runs
 
 
-@dataclass(frozen=True)
-class Paper:
-    """A published table; its columns and rows have labels."""
-
-    source: str  # where it is published
-    figure: Figure  # what it shows
-    note: str  # shown above it
-    targets: tuple[float, ...]  # accuracies for rounds and bytes to a target
-    columns: Mapping[str, Mapping[str, Any]]  # the settings that select a column's runs
-    rows: Mapping[str, PaperRow]
-
-
-@dataclass(frozen=True)
-class FigureByTarget(Figure):
-    """Rounds or bytes to each of several targets, accuracies in [0, 1]."""
-
-    targets: tuple[float, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """The figure in words."""
-        return f"{NAMES[self.name]} {', '.join(map(percent, self.targets))}"
-
-
-@dataclass(frozen=True)
-class PublishedByTarget(Published):
-    """The paper's numbers for several targets; ``text`` has them all."""
-
-    parts: tuple[Published | None, ...] = ()
-
-
-@dataclass(frozen=True)
-class PaperRow:
+class PaperRow(BaseModel, extra="forbid", frozen=True):
     """A row; ``runs`` None: none of our runs belongs there."""
 
-    runs: Mapping[str, Any] | None
-    published: tuple[Published | None, ...]
-    not_run: str
+    runs: Keys | None = None
+    published: tuple[Any, ...]
+    not_run: str = ""
+
+
+class Paper(BaseModel, extra="forbid", frozen=True):
+    """A published table; its columns and rows have labels."""
+
+    name: str = ""  # of the package of reproductions/ with the paper's own figures
+    source: str = "the paper"
+    metric: Literal[*NAMES] = "accuracy"  # type: ignore[valid-type]
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+    targets: tuple[float, ...] = ()
+    published_target: float | None = None
+    unit: Literal["%"] | None = None
+    round: PositiveInt | None = None
+    evaluations: PositiveInt | None = None
+    note: str = ""
+    columns: dict[str, Keys] = Field(min_length=1)
+    rows: dict[str, PaperRow] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.metric in TO_TARGET and self.target is None and not self.targets:
+            raise ValueError(
+                f"metric={self.metric} needs target, an accuracy in (0, 1], or targets, for each "
+                "of which every cell has a number"
+            )
+        if self.evaluations is not None and self.metric != "late_accuracy":
+            raise ValueError(f"evaluations is of metric=late_accuracy, not of {self.metric}")
+        for label in self.rows:
+            self.published(label)
+        return self
+
+    @property
+    def by_target(self) -> bool:
+        """Whether every cell has a number for each of several targets."""
+        return self.metric in TO_TARGET and self.target is None
+
+    @property
+    def figure(self) -> Figure:
+        """What the table shows."""
+        if self.by_target:
+            return Figure(self.metric, last_round=self.round, targets=self.targets)
+        target = self.target if self.metric in TO_TARGET else None
+        late = self.evaluations or LATE_EVALUATIONS
+        return Figure(self.metric, target, self.unit == "%", self.round, late)
+
+    @property
+    def shown_targets(self) -> tuple[float, ...]:
+        """The targets of the page's table of rounds and bytes."""
+        return self.targets or (() if self.target is None else (self.target,))
+
+    def published(self, label: str) -> list[Published | None]:
+        """Return a row's numbers, one for each column."""
+        cells = self.rows[label].published
+        if len(cells) != len(self.columns):
+            raise ValueError(f"rows.{label}.published must list {len(self.columns)} numbers")
+        if not self.by_target:
+            return [self._number(label, cell) for cell in cells]
+        found: list[Published | None] = []
+        for cell in cells:
+            if cell is not None and (not isinstance(cell, list) or len(cell) != len(self.targets)):
+                raise ValueError(f"rows.{label}.published: {cell} is no list with one per target")
+            parts = tuple(self._number(label, part) for part in cell or ())
+            text = " / ".join(map(str, cell or ()))
+            found.append(Published(None, text=text, by_target=parts) if cell else None)
+        return found
+
+    def _number(self, label: str, value: Any) -> Published | None:
+        if value is None or isinstance(value, str):
+            return None if value is None else Published(None, text=value)
+        pair = value if isinstance(value, list) else [value, None]
+        if len(pair) != 2 or not all(isinstance(part, int | float | None) for part in pair):
+            raise ValueError(
+                f"rows.{label}.published: {value} is no number, [mean, spread], text or null"
+            )
+        mean, spread = pair
+        return Published(mean, spread, target=self.published_target)
 
 
 def read_paper(node: Mapping[str, Any]) -> Paper:
     """Read a ``paper`` node; what is wrong is a ConfigError with the key and what is allowed."""
-    require_known_keys("paper", map(str, node), KNOWN)
-    metric = require_choice("paper.metric", node.get("metric", "accuracy"), NAMES)
-    targets = tuple(float(value) for value in node.get("targets") or ())
-    by_target = targets if metric in TO_TARGET and node.get("target") is None else ()
-    one_target = metric in TO_TARGET and not by_target
-    target = node.get("target") if one_target else None
-    if one_target and not isinstance(target, float):
-        raise ConfigError(
-            f"paper.metric={metric} needs paper.target, an accuracy in [0, 1], or "
-            "paper.targets, for each of which every cell has a number"
-        )
-    if node.get("unit") not in (None, "%"):
-        raise ConfigError(f'paper.unit={node["unit"]} is unknown; allowed: "%", null')
-    last_round = node.get("round")
-    if last_round is not None and (not isinstance(last_round, int) or last_round < 1):
-        raise ConfigError(f"paper.round={last_round} must be a whole number of at least 1, or null")
-    evaluations = require_whole(
-        "paper.evaluations", node.get("evaluations", LATE_EVALUATIONS), low=1
-    )
-    if "evaluations" in node and metric != "late_accuracy":
-        raise ConfigError(
-            f"paper.evaluations={evaluations} is of paper.metric=late_accuracy, not of {metric}"
-        )
-    columns = {str(label): flat(keys) for label, keys in _mapping(node, "columns").items()}
-    rows = {
-        str(label): _read_row(str(label), row, len(columns), len(by_target))
-        for label, row in _mapping(node, "rows").items()
-    }
-    figure = Figure(metric, target, node.get("unit") == "%", last_round, evaluations)
-    if by_target:
-        figure = FigureByTarget(metric, last_round=last_round, targets=by_target)
-    if (theirs := node.get("published_target")) is not None:
-        for label, row in rows.items():
-            numbers = tuple(each and replace(each, target=float(theirs)) for each in row.published)
-            rows[label] = replace(row, published=numbers)
-    return Paper(
-        source=str(node.get("source", "the paper")),
-        figure=figure,
-        note=str(node.get("note", "")),
-        targets=targets or ((float(node["target"]),) if node.get("target") is not None else ()),
-        columns=columns,
-        rows=rows,
-    )
-
-
-def _mapping(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = node.get(key)
-    if not isinstance(value, Mapping) or not value:
-        raise ConfigError(f"paper.{key}={value} must be a mapping from labels to settings")
-    return value
-
-
-def _read_row(label: str, row: Any, columns: int, targets: int) -> PaperRow:
-    where = f"paper.rows.{label}"
-    if not isinstance(row, Mapping) or not set(row) <= set(KNOWN_IN_ROW):
-        raise ConfigError(f"{where}={row} must be a mapping with {', '.join(KNOWN_IN_ROW)}")
-    published = row.get("published")
-    if not isinstance(published, list) or len(published) != columns:
-        raise ConfigError(
-            f"{where}.published={published} must list {columns} numbers, one per column "
-            "(null: none)"
-        )
-    return PaperRow(
-        runs=None if row.get("runs") is None else flat(row["runs"]),
-        published=tuple(_read_cell(where, value, targets) for value in published),
-        not_run=str(row.get("not_run", "")),
-    )
-
-
-def _read_cell(where: str, value: Any, targets: int) -> Published | None:
-    """Return a cell's number, or with several targets its numbers."""
-    if value is None or not targets:
-        return _read_number(where, value)
-    if not isinstance(value, list) or len(value) != targets:
-        raise ConfigError(f"{where}.published has {value}: a list of {targets}, one per target")
-    parts = tuple(_read_number(where, part) for part in value)
-    return PublishedByTarget(None, text=" / ".join(map(str, value)), parts=parts)
-
-
-def _read_number(where: str, value: Any) -> Published | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return Published(None, text=value)
-    pair = value if isinstance(value, list) else [value, None]
-    if len(pair) != 2 or not all(part is None or isinstance(part, int | float) for part in pair):
-        raise ConfigError(f"{where}.published has {value}: a number, [mean, spread], text or null")
-    return Published(*pair)
+    try:
+        return Paper.model_validate(node)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, ("paper", *first["loc"])))
+        raise ConfigError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def paper_layout(runs: Sequence[Run], paper: Paper) -> Layout:
@@ -163,7 +124,7 @@ def paper_layout(runs: Sequence[Run], paper: Paper) -> Layout:
     placed: set[int] = set()
     for label, row in paper.rows.items():
         cells = []
-        for keys, published in zip(paper.columns.values(), row.published, strict=True):
+        for keys, published in zip(paper.columns.values(), paper.published(label), strict=True):
             members = [] if row.runs is None else _select(runs, {**row.runs, **keys})
             placed |= {id(run) for run in members}
             cells.append((members, published))

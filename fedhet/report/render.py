@@ -1,6 +1,6 @@
 """Writes a page as HTML or Markdown, by the Jinja2 templates beside this file.
 
-Text from runs is escaped by the templates. The HTML page is one file: style, script, Plotly and
+Text from runs is escaped by the templates. The HTML page is one file: style, script, Vega and
 pictures are in it, so that it can be mailed, and read without a network. Its content security
 policy allows nothing but its own two scripts.
 """
@@ -12,16 +12,12 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedhet.report.blocks import Block, Heading
-from fedhet.report.colors import PAGE, PALETTE, STYLES
-
-MISSING = "The curves can not be drawn: plotly is missing. pip install -e '.[plots]' brings it."
+from fedhet.report.blocks import Block, Heading, can_draw
+from fedhet.report.colors import CHROME, PAGE, PALETTE
 
 
 def to_markdown(blocks: Sequence[Block]) -> str:
@@ -33,32 +29,31 @@ def to_markdown(blocks: Sequence[Block]) -> str:
 def to_html(blocks: Sequence[Block], *, live: str = "") -> str:
     """Return the page; ``live`` is the version of one that a server keeps up to date."""
     environment = _environment()
-    script = environment.get_template("page.js").render()
-    plotly = plotly_script()
-    scripts = [script] if live else [script, plotly]
+    script = environment.get_template("page.js").render(dark=dict((*CHROME, *PALETTE, PAGE)))
+    vega = "" if live else vega_script()  # a server sends it apart
+    scripts = [script] if live else [script, vega]
     allowed = " ".join(f"'sha256-{_sha256(text)}'" for text in scripts)
     return environment.get_template("page.html").render(
         blocks=blocks,
         anchors=_anchors(blocks),
         title=next((b.text for b in blocks if isinstance(b, Heading) and b.level == 1), "Report"),
-        style=environment.get_template("page.css").render(page=PAGE, palette=PALETTE),
+        style=environment.get_template("page.css").render(page=PAGE),
         script=script,
-        plotly=plotly,
-        missing=MISSING,
+        vega=vega,
         allowed=f"{allowed} 'self'" if live else allowed,
         live=live,
-        styles=STYLES,
     )
 
 
 @lru_cache
-def plotly_script() -> str:
-    """Return Plotly's JavaScript, 5 MB; empty if the extra `plots` is not installed."""
-    found = find_spec("plotly")
-    if found is None or found.origin is None:
+def vega_script() -> str:
+    """Return the JavaScript of Vega-Lite, 0.9 MB; empty if the extra `plots` is not installed."""
+    if not can_draw():
         return ""
-    path = Path(found.origin).parent / "package_data" / "plotly.min.js"
-    return path.read_text(encoding="utf-8").replace("</script", r"<\/script")
+    import vl_convert
+
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return f"(() => {{{bundle}}})();".replace("</script", r"<\/script")
 
 
 @lru_cache

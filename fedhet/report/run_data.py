@@ -31,7 +31,6 @@ from fedhet.common.results import (
     read_summary,
 )
 from fedhet.conf import method_name
-from fedhet.conf.renamed import upgrade_config
 from fedhet.report.layer_data import LayerFigures, read_layers
 
 UNFINISHED = "unfinished"  # it has no summary.json, or other files than that says
@@ -169,7 +168,7 @@ def read_run(folder: Path, name: str, source: int, *, resumed: bool = False) -> 
     if status == COMPLETED and (recipe_error or rows_error):
         status = UNFINISHED
     problems = [str(summary.get("error", "")), recipe_error, rows_error, summary_error]
-    plain = upgrade_config(cast(dict[str, Any], OmegaConf.to_container(recipe, resolve=False)))
+    plain = cast(dict[str, Any], OmegaConf.to_container(recipe, resolve=False))
     paper = plain.pop("paper", None)
     settings = flat(plain)
     if settings.get("clients") == 0:  # whoever registered

@@ -1,31 +1,22 @@
-"""Draws the table of runs of a single round, with the paper's numbers beside ours."""
+"""The chart of runs of a single round, with the paper's numbers beside ours."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import compress
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import Any
 
-from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Heading, Key
-from fedhet.report.colors import GRID, PALETTE
-from fedhet.report.curves import new_figure, save, style_axes
-from fedhet.report.layout import NO_COLUMN, Layout, Line
-from fedhet.report.legend import legend_of
-from fedhet.report.names import plain
+import pandas as pd
+
+from fedhet.report.blocks import Block, Chart, Heading, Key
+from fedhet.report.charts import CONFIG, line_colors, number, rows_of
+from fedhet.report.layout import Layout, cells_with_runs
 from fedhet.report.run_data import score_of
 from fedhet.report.statistics import Figure
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as MatplotlibFigure
-
-WIDTH, HEIGHT, FONT = 4.4, 3.6, 9.0  # inches, points
-MARKERS = ("o", "s", "D", "^")  # by style
-_FILL = 0.8  # share of a column's width that its dots take
+WIDTH, HEIGHT = 300, 260
+MARKERS = ("circle", "square", "diamond", "triangle-up")  # by style
 
 
 def single_round(layout: Layout) -> bool:
@@ -37,51 +28,57 @@ def single_round(layout: Layout) -> bool:
 
 
 def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) -> list[Block]:
-    """Return the columns and rows that have runs as a picture."""
-    kept = [any(line.cells[n].runs for line in layout.lines) for n in range(len(layout.columns))]
-    columns = list(compress(layout.columns, kept))
-    rows = [line for line in layout.lines if any(cell.runs for cell in line.cells)]
-    lines = [replace(line, cells=tuple(compress(line.cells, kept))) for line in rows]
-    if not can_plot() or not lines:
-        return []
-    path = stem.with_name(f"{stem.name}_scores")
-    legend = [keys[line.label] for line in lines]
-    words = ["Dot: mean over the seeds. Bar: from the lowest to the highest seed."]
-    if any(cell.published for line in lines for cell in line.cells):
-        words.append("Ring beside it: the paper's number.")
-    picture = save(_draw(columns, lines, legend, figure), path, " ".join(words))
-    return [Heading(3, f"{figure.title[0].upper()}{figure.title[1:]}"), picture]
-
-
-def _draw(
-    columns: Sequence[str], lines: Sequence[Line], legend: Sequence[Key], figure: Figure
-) -> MatplotlibFigure:
-    width = max(WIDTH, 1.0 + 0.13 * len(columns) * (len(lines) + 2))
-    above = legend_of(legend, width)
-    height = HEIGHT + above.height + 0.15
-    drawn = new_figure(width, height)
-    axes = drawn.add_axes((0.62 / width, 0.5 / height, 1 - 0.72 / width, (HEIGHT - 0.5) / height))
-    for number, (line, key) in enumerate(zip(lines, legend, strict=True)):
-        _draw_line(axes, line, key, figure, _FILL * ((number + 0.5) / len(lines) - 0.5))
-    style_axes(axes, "", figure.title, FONT)
-    titles = ["" if column == NO_COLUMN else column.replace(", ", "\n") for column in columns]
-    axes.set_xticks(range(len(columns)), list(map(plain, titles)))
-    axes.set_xlim(-0.5, len(columns) - 0.5)
-    for between in range(1, len(columns)):
-        axes.axvline(between - 0.5, color=GRID, lw=0.8, zorder=0.9)
-    above.draw(drawn)
-    return drawn
-
-
-def _draw_line(axes: Axes, line: Line, key: Key, figure: Figure, aside: float) -> None:
-    """Draw a row's dots; each style has its marker."""
-    color, marker = PALETTE[key.color].light, MARKERS[key.style]
-    for number, cell in enumerate(line.cells):
+    """Return the columns and rows that have runs as a chart of dots."""
+    rows: list[dict[str, Any]] = []
+    for column, line, cell in cells_with_runs(layout):
         measured = [found.number for run in cell.runs if (found := figure.of(run)) is not None]
-        x = number + aside
-        if not measured:
-            continue
-        axes.vlines(x, min(measured), max(measured), color=color, lw=1.6, alpha=0.45)
-        axes.plot([x], [fmean(measured)], marker, color=color, ms=5)
-        if cell.published and cell.published.mean is not None:
-            axes.plot([x], [cell.published.mean], marker, mfc="none", mec=color, ms=7, mew=1.1)
+        if measured:
+            paper = cell.published.mean if cell.published else None
+            mean, low, high = fmean(measured), min(measured), max(measured)
+            row = {"column": column, "line": line.label, "mean": mean, "low": low, "high": high}
+            rows.append({**row, "paper": paper})
+    if not rows:
+        return []
+    labels = dict.fromkeys(line.label for line in layout.lines)
+    shown = [keys[label] for label in labels if label in {row["line"] for row in rows}]
+    columns = list(dict.fromkeys(row["column"] for row in rows))
+    words = ["Dot: mean over the seeds. Bar: from the lowest to the highest seed."]
+    if any(row["paper"] is not None for row in rows):
+        words.append("Ring beside it: the paper's number.")
+    spec = _spec(columns, shown, figure.title)
+    name = f"{stem.name}_scores"
+    chart = Chart(" ".join(words), {"": spec}, {name: spec}, rows_of(pd.DataFrame(rows)))
+    return [Heading(3, f"{figure.title[0].upper()}{figure.title[1:]}"), chart]
+
+
+def _spec(columns: list[str], keys: list[Key], title: str) -> dict[str, Any]:
+    width = max(WIDTH, 14 * len(columns) * (len(keys) + 1))
+    color = line_colors(keys, width)["color"]
+    labels = [key.label for key in keys]
+    axis = {"labelAngle": 0, "labelExpr": "split(datum.label, ', ')", "labelLimit": 0}
+    x = {"field": "column", "sort": columns, "title": None, "axis": axis}
+    aside = {"field": "line", "sort": labels}
+    shape = {"domain": labels, "range": [MARKERS[key.style] for key in keys]}
+    markers = {"field": "line", "scale": shape, "title": None, "legend": color["legend"]}
+    color["legend"].pop("symbolType")
+    said = [{"field": "line"}, *(number(name, name) for name in ("mean", "low", "high", "paper"))]
+    y = number("mean", title) | {"scale": {"zero": False}}
+    return {
+        **{"width": width, "height": HEIGHT, "config": CONFIG},
+        "encoding": {"x": x, "xOffset": aside, "color": color, "y": y, "tooltip": said},
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 1.6, "opacity": 0.5},
+                "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
+                "encoding": {"shape": markers},
+            },
+            {
+                "transform": [{"filter": "isValid(datum.paper)"}],
+                "mark": {"type": "point", "size": 90, "strokeWidth": 1.2, "opacity": 1},
+                "encoding": {"y": {**y, "field": "paper"}, "shape": markers},
+            },
+        ],
+    }

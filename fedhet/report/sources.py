@@ -87,8 +87,19 @@ def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:
         )
     done = sum(run.status in (COMPLETED, DIVERGED) for run in runs)
     unfinished = _unfinished(path, index, done)
-    origin = Origin(folder.name, _command(folder, index), failures, unfinished)
+    varied = _varied(_jobs_of(index))
+    origin = Origin(folder.name, _command(folder, index), failures, unfinished, varied)
     return ReportData(runs=runs, origins=[origin])
+
+
+def _varied(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of the words in which the jobs of a sweep differ."""
+    words = [
+        dict(str(word).lstrip("+").partition("=")[::2] for word in job.get("overrides") or ())
+        for job in jobs
+    ]
+    keys = dict.fromkeys(key for own in words for key in own)
+    return [key for key in keys if len({own.get(key) for own in words}) > 1]
 
 
 def _unfinished(path: Path, index: Mapping[str, Any], found: int) -> str:

@@ -45,6 +45,7 @@ class Figure:
     percent: bool = False  # of accuracies
     last_round: int | None = None  # later rounds are left out
     evaluations: int = LATE_EVALUATIONS  # that late_accuracy is the mean of
+    targets: tuple[float, ...] = ()  # several, each of which a table has
 
     @property
     def title(self) -> str:
@@ -55,8 +56,8 @@ class Figure:
         words = NAMES.get(self.name) or column_title(self.name.removeprefix("best_"))
         if self.name.startswith("best_") and self.name not in NAMES:
             words = f"best {words}"
-        if self.target is not None:
-            words = f"{words} {percent(self.target)}"
+        targets = self.targets if self.target is None else (self.target,)
+        words = " ".join(filter(None, [words, ", ".join(map(percent, targets))]))
         return f"{words} (%)" if self.name in ACCURACIES and self.percent else words
 
     @property

@@ -19,7 +19,6 @@ from fedhet.report.layout import (
     differing_settings,
 )
 from fedhet.report.names import column_title
-from fedhet.report.published_tables import FigureByTarget, PublishedByTarget
 from fedhet.report.run_data import Run, evaluation_place
 from fedhet.report.statistics import (
     ACCURACIES,
@@ -61,23 +60,21 @@ def _best(lines: Sequence[Line], number: int, figure: Figure) -> Line | None:
 
 def _by_target(lines: Sequence[Line], figure: Figure) -> Iterator[tuple[Figure, Sequence[Line]]]:
     """Yield the figure of each target, and the lines with the paper's numbers for it."""
-    if not isinstance(figure, FigureByTarget):
+    if not figure.targets:
         yield figure, lines
         return
     for number, target in enumerate(figure.targets):
         named = []
         for line in lines:
-            cells = tuple(_for_target(cell, number) for cell in line.cells)
+            cells = tuple(
+                replace(
+                    cell, published=cell.published.by_target[number] if cell.published else None
+                )
+                for cell in line.cells
+            )
             label = f"{line.label} to {percent(target)}"
             named.append(replace(line, label=label, cells=cells))
         yield Figure(figure.name, target, last_round=figure.last_round), named
-
-
-def _for_target(cell: Cell, number: int) -> Cell:
-    published = cell.published
-    if isinstance(published, PublishedByTarget):
-        return replace(cell, published=published.parts[number])
-    return cell
 
 
 def _caption(figure: Figure, counts: set[int], published: Sequence[Published]) -> str:

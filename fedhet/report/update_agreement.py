@@ -1,4 +1,4 @@
-"""Plots how far the clients' updates agree (strategies/statistics/update_diagnostics.py)."""
+"""Plots how far the clients' updates agree (strategies/round/update_diagnostics.py)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from statistics import fmean, median
 import pandas as pd
 
 from fedhet.report.blocks import Block, Heading, Key, Table
-from fedhet.report.curves import Panel, common_range, gallery
+from fedhet.report.charts import Panel, gallery
 from fedhet.report.data_file import AGREEMENT
-from fedhet.report.figures import curves_of, lines_are, over_rounds
-from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs, only_runs
-from fedhet.report.names import column_title
+from fedhet.report.figures import line_panels, lines_are, over_rounds
+from fedhet.report.layout import Layout, cells_with_runs, only_runs
+from fedhet.report.names import column_title, listed
 from fedhet.report.run_data import LATE_ROUNDS, Run
 from fedhet.report.statistics import over_seeds
 from fedhet.report.tables import cell_table
@@ -45,21 +45,20 @@ def _has_figures(run: Run) -> bool:
 def _panels(layout: Layout, keys: Mapping[str, Key]) -> list[Panel]:
     """Return a panel per column and figure; those of a figure have the same range of y."""
     sizes = [_sizes(layout, number) for number in range(len(layout.columns))]
-    by_column: list[list[Panel]] = [[] for _ in layout.columns]
+    found: list[list[Panel]] = []
     for name in AGREEMENT:
-        pairs = curves_of(layout, keys, partial(over_rounds, column=name))
-        found = [[line for line, _ in lines] for lines in pairs]
         dotted = [_orthogonal(name, some) for some in sizes]
-        all_marks = [mark for marks, _ in dotted for mark in marks]
-        log = name in LOGARITHMIC
-        y_range = common_range([line for lines in found for line in lines], all_marks, log=log)
-        for number, (column, lines) in enumerate(zip(layout.columns, found, strict=True)):
-            if lines:
-                marks, text = dotted[number]
-                title = "" if column == NO_COLUMN else column
-                label = f"{column_title(name)} (dotted: {text})"
-                by_column[number].append(Panel(title, "round", label, lines, marks, y_range, log))
-    return [panel for panels in by_column for panel in panels]
+        text = listed(
+            dict.fromkeys(words for some, (_, words) in zip(sizes, dotted, strict=True) if some)
+        )
+        labels = ("round", f"{column_title(name)} (dotted: {text})")
+        marks, log = [marks for marks, _ in dotted], name in LOGARITHMIC
+        points = partial(over_rounds, column=name)
+        found.append(line_panels(layout, keys, points, labels, marks=marks, log=log))
+    return sorted(
+        (panel for panels in found for panel in panels),
+        key=lambda panel: [*layout.columns, ""].index(panel.title),
+    )
 
 
 def _sizes(layout: Layout, number: int) -> list[float]:

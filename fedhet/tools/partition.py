@@ -22,13 +22,8 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
 from fedhet.common.results import BY_CLIENT
 from fedhet.conf import compose, plain_part
-from fedhet.report.partition_plot import (
-    Counts,
-    chosen_values,
-    draw_partition,
-    partition_title,
-    picture_size,
-)
+from fedhet.report.blocks import can_draw
+from fedhet.report.partition_chart import Counts, chosen_values, partition_chart, partition_title
 from fedhet.tasks import AnyTask, OwnTask, Task, build_task
 
 FOLDER = Path("results") / "partitions"
@@ -112,18 +107,11 @@ def _summary(task: AnyTask, counts: Counts) -> list[str]:
 
 
 def draw(counts: Counts, names: tuple[str, ...], title: str, path: Path) -> None:
-    """Save the plot."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("the plot needs matplotlib: pip install -e '.[plots]'") from None
-
-    figure = Figure(figsize=picture_size(counts), layout="constrained")
-    FigureCanvasAgg(figure)
-    draw_partition(figure, counts, names, title)
+    """Save the plot as PNG, and as SVG beside it."""
+    if not can_draw():
+        raise ConfigError("the plot needs vl-convert-python: pip install -e '.[plots]'")
     writable_folder(path.parent, "")
-    figure.savefig(path, dpi=150)
+    partition_chart(counts, names, title, "", path.stem).save(path.parent)
 
 
 if __name__ == "__main__":

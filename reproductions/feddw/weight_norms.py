@@ -13,13 +13,26 @@ from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Table
 from fedhet.report.class_counts import partition_of
 from fedhet.report.colors import AXIS, INK, PALETTE
-from fedhet.report.curves import style_axes
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.names import plain
 from fedhet.report.paper_figures import Partitions
-from fedhet.report.side_by_side import FONT, WIDTH, Draw, Spot, picture_grid, set_title, shortened
-from reproductions.feddw.classifier_data import Array, HeadNorms, head_norms_of, rank_correlation
+from fedhet.reproductions.feddw.classifier_data import (
+    Array,
+    HeadNorms,
+    head_norms_of,
+    rank_correlation,
+)
+from fedhet.reproductions.pictures import (
+    FONT,
+    WIDTH,
+    Draw,
+    Spot,
+    picture_grid,
+    set_title,
+    shortened,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

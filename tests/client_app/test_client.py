@@ -14,7 +14,7 @@ from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.local_training import seeded
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names
-from fedhet.strategies.round import records
+from fedhet.strategies.wire import records
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.refused import refused
 from tests.strategies.labelled import Classifier, blobs

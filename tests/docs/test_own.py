@@ -14,7 +14,7 @@ from fedhet.conf import compose_overrides, plain_part
 from fedhet.conf.mistakes import options_of
 from fedhet.flower_apps import TEMPLATE_KEYS
 from fedhet.server_app.assembly import check_parts, check_words
-from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import build_task
 from fedhet.tools import partition
 from tests.processes import summary_of
@@ -89,7 +89,7 @@ def test_a_partition_of_ones_own_divides_all_and_its_plot_has_its_name(folder, m
     words += ["task.num_classes=10", "task.model=my_app.task:Net", "clients=3"]
     monkeypatch.setattr(sys, "argv", ["fedhet-partition", *words])
     partition.main()
-    (plot,) = (folder / "results" / "partitions").iterdir()
+    (plot,) = (folder / "results" / "partitions").glob("*.png")
     assert f"plot: {plot}" in capsys.readouterr().out
     assert f"`{plot.name}`" in PAGE
     with pytest.raises(ConfigError, match="partition"):

@@ -1,6 +1,6 @@
 """Kills runs at random moments, resumes them, and compares their ends with an undisturbed run's.
 
-``python -m tests.drills.killed_runs 20`` kills each of ``RUNS`` 20 times, in a folder below /tmp.
+``python -m tests.drills.killed_runs 20`` kills each run of ``RUNS`` 20 times, below /tmp.
 """
 
 import contextlib

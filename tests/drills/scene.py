@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from fedhet.common.results import METRICS, read_rows
 from fedhet.conf import PACKAGES, compose
 from fedhet.server_app.run import Run
-from fedhet.strategies.round.records import CONFIG
+from fedhet.strategies.wire.records import CONFIG
 from tests.deployed import RECIPE as DEPLOYED
 from tests.deployed import ROOT, SITES, Deployment
 from tests.drills.faulty.faulty import GO, WAITING
@@ -176,7 +176,7 @@ def equal_tensors(first: Path, second: Path) -> int:
 def make_app(folder: Path) -> None:
     """Make the project's app with the ClientApp of tests/drills/faulty."""
     leave_out = shutil.ignore_patterns("__pycache__")
-    for package in (*PACKAGES, "fedhet"):
+    for package in (*PACKAGES, "reproductions", "fedhet"):
         shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=leave_out)
     shutil.copy(Path(__file__).parent / "faulty" / "faulty.py", folder)
     text = (ROOT / "pyproject.toml").read_text()

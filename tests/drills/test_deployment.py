@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from fedhet.common.results import read_rows
 from fedhet.common.run_events import RECORD_FILE
-from fedhet.strategies.round.tensor_files import parameters_sha256
+from fedhet.strategies.wire.tensor_files import parameters_sha256
 from tests.deployed import MARKS, RECIPE, ROOT, SITES, Deployment, Loopback
 from tests.drills.faults import replies
 from tests.drills.namespaces import STRANGER, Namespaces, make_keys, why_not

@@ -80,7 +80,7 @@ def test_a_sweep_on_a_full_disk_says_so_and_leaves_nothing_running(tmp_path):
     folder = tmp_path / "small" / "sweep"
     words = [*TINY, "rounds=10000", "checkpoint.every=0", "seed=0,1", f"hydra.sweep.dir={folder}"]
     with small_disk(folder.parent, 3) as ballast, Fork(tmp_path, "-m", *words) as launch:
-        wait_for(lambda: any(folder.glob("0_*/metrics.jsonl")))
+        wait_for(lambda: any(folder.glob("*_seed0_*/metrics.jsonl")))
         fill(ballast)
         code, output = finish(launch)
         assert code == 1

@@ -5,9 +5,9 @@ from flwr.app import Message, MessageType, RecordDict
 
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.client_metrics import ClientMetrics
-from fedhet.strategies.round.decoder import decode_evaluation
-from fedhet.strategies.round.records import METRICS, to_metrics
 from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.wire.border import decode_evaluation
+from fedhet.strategies.wire.records import METRICS, to_metrics
 from tests.refused import refused
 
 NAMES = ("f1", "f1/t-shirt", "mcc", "mae")

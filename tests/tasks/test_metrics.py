@@ -6,7 +6,15 @@ import sklearn.metrics as sk
 import torch
 from scipy.stats import pearsonr, spearmanr
 
-from fedhet.common.metrics import METRICS, in_range, metrics_of
+from fedhet.common.metrics import (
+    CLIENT,
+    METRICS,
+    PERSONAL_TEST,
+    RECEIVED,
+    MetricName,
+    in_range,
+    metrics_of,
+)
 from fedhet.tasks.metrics import MetricSet, Predictions
 from tests.refused import refused
 
@@ -321,3 +329,19 @@ def test_the_average_precision_of_one_class_alone_is_one_as_in_scikit_learn():
     found = MetricSet(["average_precision", "auroc"], Predictions("classification", ("a", "b")))
     found.update(torch.tensor([[0.3, 0.7], [0.7, 0.3]]), torch.tensor([1, 1]))
     assert found.compute() == {"average_precision": sk.average_precision_score([1, 1], [0.7, 0.3])}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("f1", MetricName("f1")),
+        ("client_f1/St. John's-wort", MetricName("f1", CLIENT, "St. John's-wort")),
+        ("received-train-loss", MetricName("train_loss", RECEIVED)),
+        ("personal_test_loss", MetricName("loss", PERSONAL_TEST)),
+        ("f1/", MetricName("f1", class_name="")),
+    ],
+)
+def test_a_name_is_read_and_written(text, name):
+    assert MetricName.read(text) == name
+    base, slash, of_class = text.partition("/")
+    assert str(name) == base.replace("-", "_") + slash + of_class

@@ -153,7 +153,7 @@ def test_images_of_all_endings_are_read_and_other_files_are_named(tmp_path, capl
     (images / "1.png").unlink()
     (images / "2.png").rename(images / "2.dcm")
     assert len(load(path=str(tmp_path), test_fraction=0.0)[0]) == 3
-    assert "images: 1 files are left out, whose endings are none of images', such as 2.dcm" in (
+    assert "images: 1 files are left out, because their endings are not images', such as 2.dcm" in (
         caplog.text
     )
     (tmp_path / "train" / "masks" / "3.png").write_bytes(

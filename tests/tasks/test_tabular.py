@@ -122,7 +122,7 @@ def test_a_negative_class_is_found_as_programs_write_it_too(tmp_path):
 def test_columns_that_become_categories_for_want_of_a_name_are_said(table, caplog):
     with caplog.at_level("INFO", "flwr"):
         all_rows(table, public=4, numeric=["age"])
-    assert "taken as categories, since only task.data_options.numeric is given: town, member" in (
+    assert "taken as categories, because only task.data_options.numeric is given: town, member" in (
         caplog.text
     )
 

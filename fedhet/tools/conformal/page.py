@@ -9,10 +9,9 @@ from statistics import fmean, stdev
 import numpy as np
 import pandas as pd
 
-from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Heading, Key, Paragraph, Table
+from fedhet.report.blocks import Block, Heading, Key, Paragraph, Table, can_draw
+from fedhet.report.charts import Curve, Panel, common_range, gallery
 from fedhet.report.colors import keys_of
-from fedhet.report.curves import Curve, Panel, common_range, gallery
 from fedhet.report.layout import NO_COLUMN, Cell, Layout, cells_with_runs
 from fedhet.report.tables import cell_table
 from fedhet.tasks.conformal.scores import coverage_band
@@ -34,7 +33,7 @@ def page(
         "100 classes), both randomised; sets may be empty."
     )
     blocks: list[Block] = [Heading(1, "Conformal prediction"), Paragraph(explained)]
-    if can_plot():
+    if can_draw():
         caption = (
             f"Coverage over the mean size of the sets, with {DRAWN}, at many levels. Line: mean "
             "over the splits (and seeds). Band: from the lowest to the highest. Dotted: the "

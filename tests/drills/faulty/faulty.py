@@ -15,8 +15,8 @@ from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedhet.client_app import app as honest
-from fedhet.strategies.round.packed_records import with_plain_records
-from fedhet.strategies.round.records import CONFIG, METRICS, UPDATE, to_record, to_tensors
+from fedhet.strategies.wire.packed_records import with_plain_records
+from fedhet.strategies.wire.records import CONFIG, METRICS, UPDATE, to_record, to_tensors
 
 app = ClientApp(mods=[with_plain_records])
 DELTA = "control_variate_delta"

@@ -61,7 +61,7 @@ def test_each_recipe_has_one_partition_of_its_lowest_seed(finished_run, tmp_path
     )
     blocks = partitions([first, second], tmp_path / "report")
     (chart,) = (block for block in blocks if hasattr(block, "data"))
-    assert chart.data == {"counts": [[3, 1], [0, 4]], "classes": ["a", "b"]}
+    assert chart.data["data"] == [[0, 0, 3, "a"], [1, 0, 1, "a"], [1, 1, 4, "b"]]
     assert "The first 2 of 500 clients." in chart.caption
     assert "Examples per client: 3 to 5, median 4." in chart.caption
     assert blocks[-1].items[0].startswith("digits, dirichlet: clients=10 alpha=1 seed=0: its class")

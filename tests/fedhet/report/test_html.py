@@ -45,9 +45,8 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def page(write_run, tmp_path, monkeypatch):
+def page(write_run, tmp_path):
     """Two methods and three seeds; a fourth run failed, with markup in its reason."""
-    monkeypatch.setattr("fedhet.report.curves.can_plot", lambda: False)  # drawing takes seconds
     for method, seed in product(("fedavg", "fedpvr"), range(3)):
         more = 0.02 + seed / 100 if method == "fedpvr" else 0.0
         columns = {"elapsed_seconds": 1.5, "simulated_seconds": 9.0, "staleness": seed / 2}
@@ -56,11 +55,13 @@ def page(write_run, tmp_path, monkeypatch):
         (folder / "class_counts.json").write_text(json.dumps(counts))
     write_run("moon", 0, (0.1,), summary={"status": "failed", "error": EVIL})
     main([str(tmp_path / "sweep")])
-    return Page((tmp_path / "sweep" / "report" / "report.html").read_text())
+    folder = tmp_path / "sweep" / "report"
+    return Page((folder / "report.html").read_text())
 
 
 @pytest.mark.slow
-def test_the_page_answers_and_its_charts_have_every_axis(page):
+def test_the_page_answers_and_its_charts_have_every_axis(page, tmp_path):
+    folder = tmp_path / "sweep" / "report"
     (_, title), *_ = page.all("h1")
     assert title == "FedAvg, FedPVR and MOON on digits, dirichlet partition with alpha 0.1"
     (verdict,) = (text for a, text in page.all("ul") if a.get("class") == "verdict")
@@ -73,16 +74,25 @@ def test_the_page_answers_and_its_charts_have_every_axis(page):
     accuracy, *_, partition = (
         json.loads(text) for a, text in page.all("script") if a.get("type") == "application/json"
     )
-    words = ["round", "MB up and down, all clients", "wall time (s)", "simulated time (s)"]
-    assert accuracy["axes"] == words
-    first = accuracy["panels"][0]["lines"][0]
-    assert [accuracy["x"][place] for place in first["x"][:2]] == [[0, 1, 2], [0, 3, 6]]
-    assert first["y"] == [10, 30, 60]  # of 50, 60 and 70
-    assert (first["low"], first["high"]) == ([10, 30, 50], [10, 30, 70])
-    assert partition == {"counts": [[3, 1], [0, 4]], "classes": [EVIL, "b"]}
-    lines = [a["data-line"] for a, _ in page.all("button")]
-    assert lines[:2] == ["FedAvg", "FedPVR"]
-    assert all(a["type"] == "button" and a["aria-pressed"] == "true" for a, _ in page.all("button"))
+    axes = ["round", "MB up and down, all clients", "wall time (s)", "simulated time (s)"]
+    assert [text for _, text in page.all("option")][:4] == axes
+    columns = accuracy["data"]["columns"]
+    points = [dict(zip(columns, row, strict=True)) for row in accuracy["data"]["data"]]
+    first = [point for point in points if point["line"] == "FedAvg"]
+    found = {name: [point[name] for point in first] for name in ("x0", "x1", "y", "low", "high")}
+    assert found == {
+        **{"x0": [0, 1, 2], "x1": [0, 3, 6]},
+        **{"y": [10, 30, 60], "low": [10, 30, 50], "high": [10, 30, 70]},
+    }
+    for place, spec in enumerate(accuracy["specs"]):
+        line, *_ = spec["concat"][0]["layer"]
+        x, legend = line["encoding"]["x"], line["encoding"]["color"]["scale"]
+        assert (x["field"], x["title"]) == (f"x{place}", axes[place])
+        assert legend["domain"] == ["FedAvg", "FedPVR", "MOON"]
+    assert partition["data"]["columns"] == ["client", "place", "examples", "class"]
+    assert partition["data"]["data"] == [[0, 0, 3, EVIL], [1, 0, 1, EVIL], [1, 1, 4, "b"]]
+    pictures = {path.name for path in folder.glob("*.png")}
+    assert {f"report_{kind}.png" for kind in ("rounds", "bytes", "time", "simulated")} <= pictures
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
 """Rows and columns that follow from the runs' settings."""
 
+import json
 from itertools import product
 
 import pytest
 
-from fedhet.report.data_file import ReportData
+from fedhet.report.data_file import ReportData, parse, to_text
 from fedhet.report.layout import automatic_layout, differing_settings
 from fedhet.report.page import sections_of
+from fedhet.report.sources import read_sources
 
 
 def shape(layout):
@@ -105,6 +107,23 @@ def test_a_section_is_named_by_the_keys_of_its_columns(finished_run, varied, tit
     runs = [finished_run(**dict(zip(varied, values, strict=True))) for values in every]
     (section,) = sections_of(ReportData(runs))
     assert section.title == title
+
+
+def test_columns_are_what_the_sweep_has_varied_and_not_what_follows_from_it(write_run, tmp_path):
+    """Two tasks differ in model and size as well; the noise that one task needs is no column."""
+    jobs = []
+    for task, model, seed in product(("mnist", "digits"), ("mlp",), (0, 1)):
+        size = {"task__train_size": 10, "local__lr": 0.2} if task == "digits" else {}
+        folder = write_run("fedavg", seed, task__name=task, task__model=model, **size)
+        overrides = [f"task={task}", f"seed={seed}", "+rounds=3"]
+        jobs.append({"folder": folder.name, "overrides": overrides, "status": "completed"})
+    index = {"overrides": ["task=mnist,digits"], "jobs": jobs, "status": "completed"}
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(index))
+    data = read_sources([tmp_path / "sweep"])
+    assert data.origins[0].varied == ["task", "seed"]
+    (section,) = sections_of(parse(to_text(data), "report.json"))
+    assert section.layout.columns == ("digits", "mnist")
+    assert shape(section.layout) == {"FedAvg": [[0, 1], [0, 1]]}
 
 
 def test_a_search_over_many_values_makes_rows(finished_run):

@@ -51,7 +51,7 @@ def test_only_the_page_is_served_to_a_browser_of_this_machine(write_run, tmp_pat
     (tmp_path / "sweep" / "secret").write_text("it is a secret")
     ask = serve(tmp_path / "sweep")
     assert ask()[0] == ask(host="localhost:PORT")[0] == 200
-    assert ask("/plotly.js")[1].startswith("/**\n* plotly.js")
+    assert "window.vegaEmbed=" in ask("/vega.js")[1]
     for host in ("evil.example:PORT", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:PORT"):
         assert ask(host=host)[0] == 403
     for path in ("/secret", "/../secret", "//secret", "/%2e%2e/secret", "/?", "/version/../secret"):

@@ -29,7 +29,7 @@ from fedhet.runtimes.deployment.log_stream import LogStream, RunEvents
 from fedhet.runtimes.deployment.run import DeploymentRun
 from fedhet.runtimes.deployment.run_record import RunRecord, read_record
 from fedhet.runtimes.flower_install import LaunchError
-from fedhet.server_app.loggers import LoggedRun
+from fedhet.server_app.listeners import Start
 from fedhet.server_app.loggers.run_log import RunLog
 from fedhet.sweep.resume import Plan, plan_for
 from tests.drills.test_docker import keys
@@ -198,7 +198,7 @@ def line(kind: str, content: dict[str, Any], key: str = KEY) -> str:
 def test_the_launcher_reads_what_the_server_app_logs(tmp_path, capsys):
     RunRecord("abc", 7, "/there", "s:1", "r", 3, 0).write(tmp_path)
     log = RunLog()
-    log.start(LoggedRun(tmp_path, {}, {"rounds": 3}, ROWS[:2]))
+    log.start(Start(tmp_path, {}, {"rounds": 3}, ROWS[:2]))
     log.log(ROWS[2])
     log.finish({"status": "completed", "loss": float("nan")})
     events = RunEvents()
@@ -453,7 +453,7 @@ def test_ctrl_c_while_a_run_is_submitted_waits_for_its_id(tmp_path, capsys):
         run.__exit__(type(error))
     assert read_record(tmp_path).run_id == 8
     control.stop.assert_called_once_with(8)
-    assert "Ctrl-C again: do not wait" in capsys.readouterr().err
+    assert "Ctrl-C again" in capsys.readouterr().err
     assert run.interrupted() == "stopped, and run 8 with it (runtime.stop_on_interrupt)"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -476,7 +476,7 @@ def test_a_submission_that_nobody_answers_is_in_doubt_and_can_be_repeated(ending
     with pytest.raises((LaunchError, KeyboardInterrupt)) as raised:
         run.submit(launched, [])
     said = str(raised.value) if ending is not None else run.interrupted()
-    assert "The SuperLink may have the run: `flwr list` says so" in said
+    assert "The SuperLink may have the run" in said
     first = read_record(tmp_path)
     control = superlink()
     followed = submit(recipe(results_dir=str(tmp_path), resume=True), tmp_path, control)

@@ -33,7 +33,7 @@ def test_the_size_that_covers_as_much_is_between_two_levels():
 
 
 def test_tables_have_the_mean_and_spread_over_the_splits(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "can_plot", lambda: False)
+    monkeypatch.setattr(module, "can_draw", lambda: False)
     runs = [Run(name, 0, name, 0, "completed") for name in ("fedavg", "fedpvr")]
     both = {"APS": MEASURED, "RAPS": MEASURED}
     found = {id(one): RunSets(0.72, both, both, both) for one in runs}

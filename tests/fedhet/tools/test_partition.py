@@ -1,15 +1,11 @@
 """fedhet-partition: the table, the plot, and bad input."""
 
-import io
 import re
 import sys
 
-import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
-from fedhet.report.partition_plot import draw_partition
 from fedhet.tools import partition
 
 
@@ -73,20 +69,6 @@ def test_own_data_are_shown_too_by_class_by_tenths_or_as_each_client_has_them(
     masks = run(["task=shapes", "clients=2", "partition=iid"])  # an image has no class
     assert re.search(r"client +total +examples *\n", masks)
     assert "classes a client" not in masks
-
-
-@pytest.mark.slow
-def test_a_dollar_in_a_class_s_name_is_a_dollar():
-    """Matplotlib takes what is between two for a formula, which "50k_" is not."""
-    names = ("$50k_$100k", "$0-$50k")
-    figure = Figure(layout="constrained")
-    draw_partition(figure, np.array([[3, 4]]), names, "of $x^$")
-    file = io.StringIO()
-    figure.savefig(file, format="svg")  # with each text in a comment
-    assert {"<!-- $50k_$100k -->", "<!-- $0-$50k -->", "<!-- of $x^$ -->"} <= set(
-        line.strip() for line in file.getvalue().splitlines()
-    )
-    assert "mathdefault" not in file.getvalue()
 
 
 @pytest.mark.slow

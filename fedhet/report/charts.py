@@ -1,0 +1,306 @@
+"""Defines every chart once, in Vega-Lite: the page and its pictures draw the same definition."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedhet.report.blocks import Chart, Key, Spec
+from fedhet.report.colors import AXIS, GRID, INK, PAGE, PALETTE, STYLES
+from fedhet.report.run_data import Run
+
+COUNTED = ("round", "tensor", "layer")  # labels of x whose ticks are whole numbers
+EARLY = 0.1  # of a curve's range of x: the steep start does not decide the range of y
+_SIZES = {1: (560, 300), 2: (400, 240), 3: (262, 180)}  # a panel's size by panels in a row
+_LETTER, _SAMPLE = 6.5, 50  # pixels of a legend's letter, and of what is beside a label
+_AXIS = {"labelColor": INK, "titleColor": INK, "titleFontWeight": "normal", "labelFontSize": 11}
+CONFIG = {
+    "font": "sans-serif",
+    "background": PAGE.light,
+    "view": {"stroke": None},
+    "concat": {"spacing": 16},
+    "axis": {**_AXIS, "domainColor": AXIS, "tickColor": AXIS, "gridColor": GRID},
+    "title": {"color": INK, "fontSize": 12, "anchor": "start", "offset": 8},
+    "legend": {
+        "labelColor": INK,
+        "labelFontSize": 12,
+        "titleColor": INK,
+        "labelLimit": 0,
+        "symbolOpacity": 1,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line over x with its band; a single run has no band.
+
+    A run that is not completed has a line of its own, which ends with a cross. ``axes`` holds other
+    x of the same points, by the axis's label.
+    """
+
+    key: Key
+    x: Sequence[float]
+    mean: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    runs: int
+    completed: bool = True
+    axes: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: Sequence[Curve]
+    marks: Sequence[float] = ()  # dotted horizontal lines, such as targets
+    y_range: tuple[float, float] | None = None  # None: as the curves need
+    log: bool = False  # the scale of y
+
+
+def over_runs(key: Key, by_run: Sequence[Mapping[float, float]]) -> Curve | None:
+    """Return the curve of several runs' values by x, where all runs have x; None without any."""
+    shared = sorted(set(by_run[0]).intersection(*by_run[1:])) if by_run else []
+    if not shared:
+        return None
+    values = [[points[x] for points in by_run] for x in shared]
+    low, high = list(map(min, values)), list(map(max, values))
+    return Curve(key, shared, list(map(statistics.fmean, values)), low, high, len(by_run))
+
+
+def with_axes(line: Curve, runs: Sequence[Run], units: Mapping[str, tuple[str, float]]) -> Curve:
+    """Return a curve over rounds with the runs' means of other x.
+
+    ``units`` has for each axis's label the column, or ``bytes``, and its unit.
+    """
+    found = {}
+    for label, (column, unit) in units.items():
+        by_run = [
+            run.bytes_by_round() if column == "bytes" else dict(run.points(column)) for run in runs
+        ]
+        if all(int(x) in points or x == 0 for points in by_run for x in line.x):
+            found[label] = [
+                statistics.fmean(p.get(int(x), 0.0) / unit for p in by_run) for x in line.x
+            ]
+    return replace(line, axes=found)
+
+
+def common_range(
+    curves: Sequence[Curve], marks: Sequence[float] = (), *, log: bool = False
+) -> tuple[float, float] | None:
+    """Return a range of y for all curves and marks; ``log``: on a logarithmic scale.
+
+    The first tenth of a curve does not widen it, so that late differences can be seen; of two
+    points both do.
+    """
+    if not curves:
+        return None
+    low = min([*marks, *(value for line in curves for value in _late(line.x, line.low))])
+    high = max([*marks, *(value for line in curves for value in _late(line.x, line.high))])
+    if log:
+        factor = (high / low) ** 0.04 if high > low else 2.0
+        return low / factor, high * factor
+    margin = 0.04 * (high - low) or abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def _late(x: Sequence[float], values: Sequence[float]) -> list[float]:
+    start = x[0] + EARLY * (x[-1] - x[0])
+    late = [value for at, value in zip(x, values, strict=True) if at >= start]
+    return late if len(late) > 1 else list(values)
+
+
+def gallery(
+    panels: Sequence[Panel], caption: str, stem: Path, kinds: Mapping[str, str], abreast: int = 3
+) -> Chart:
+    """Return panels as a chart, which has a picture over each axis.
+
+    ``kinds`` has the endings of the pictures' names by the axis's label, the first that of x.
+    ``abreast`` panels are in a row. More lines than colours make several pictures: ``_rounds``,
+    ``_rounds_2``. An axis that no line has is left out.
+    """
+    first = panels[0].x_label
+    keys = list({line.key.label: line.key for p in panels for line in p.curves}.values())
+    labels = [k for k in kinds if k == first or any(k in c.axes for p in panels for c in p.curves)]
+    pictures = {
+        f"{stem.name}_{kinds[label]}{f'_{part + 1}' if part else ''}": _lines(
+            panels, axis, label, chosen, abreast
+        )
+        for axis, label in enumerate(labels)
+        for part, chosen in enumerate(_without_equal_colors(keys))
+    }
+    shown = {
+        label: _lines(panels, axis, label, keys, abreast, live=True)
+        for axis, label in enumerate(labels)
+    }
+    return Chart(caption, shown, pictures, rows_of(_points(panels, labels)))
+
+
+def _without_equal_colors(keys: Sequence[Key]) -> list[list[Key]]:
+    """Return the lines of each picture."""
+    groups: list[list[Key]] = []
+    for key in keys:
+        free = [group for group in groups if key.color not in {other.color for other in group}]
+        groups += [] if free else [[]]
+        (free or groups[-1:])[0].append(key)
+    return groups
+
+
+def _points(panels: Sequence[Panel], labels: Sequence[str]) -> pd.DataFrame:
+    """Return the points of all panels; ``x0``, ``x1``, ... are the axes."""
+    frames = []
+    for number, panel in enumerate(panels):
+        for place, line in enumerate(panel.curves):
+            axes = {f"x{n}": line.axes.get(label) for n, label in enumerate(labels)}
+            frame = pd.DataFrame({**axes, "x0": line.x, "y": line.mean})
+            if line.runs > 1:
+                frame = frame.assign(low=line.low, high=line.high)
+            symbol = [""] * len(line.x)
+            symbol[-1] = "" if line.completed and len(line.x) > 1 else "circle"
+            symbol[-1] = symbol[-1] if line.completed else "cross"
+            thinner = place / max(1, len(panel.curves) - 1)  # equal lines stay visible
+            frames.append(
+                frame.assign(
+                    line=line.key.label,
+                    runs=line.runs,
+                    panel=number,
+                    curve=place,
+                    width=2.4 - thinner if line.completed else 1.0,
+                    symbol=symbol,
+                )
+            )
+    return pd.concat(frames)
+
+
+def rows_of(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return a frame as ``columns`` and ``data``, with six digits of each number."""
+    rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
+    shown = [[float(f"{v:.6g}") if isinstance(v, float) else v for v in row] for row in rows]
+    return {"columns": list(frame.columns), "data": shown}
+
+
+def _lines(
+    panels: Sequence[Panel],
+    axis: int,
+    x_label: str,
+    keys: Sequence[Key],
+    abreast: int,
+    *,
+    live: bool = False,
+) -> Spec:
+    """Define the panels with the lines of these keys; a live chart answers the reader."""
+    drawn = {n: p for n, p in enumerate(panels) if any(c.key in keys for c in p.curves)}
+    width, height = _SIZES[min(abreast, len(drawn), 3)]
+    colors = line_colors(keys, min(abreast, len(drawn)) * width)
+    views = [
+        {
+            "title": textwrap.wrap(panel.title, width // 7),
+            "width": width,
+            "height": height,
+            "transform": [{"filter": f"datum.panel == {number}"}],
+            "layer": _layers(panel, f"x{axis}", x_label, colors),
+        }
+        for number, panel in drawn.items()
+    ]
+    if live:
+        for number, view in enumerate(views):
+            _let_choose(view, number)
+    labels = [key.label for key in keys]
+    return {
+        "transform": [{"filter": {"field": "line", "oneOf": labels}}],
+        "concat": views,
+        "columns": abreast,
+        "config": CONFIG,
+    }
+
+
+def _layers(panel: Panel, x: str, x_label: str, colors: Spec) -> list[dict[str, Any]]:
+    """Define a panel's lines, bands, ends and marks."""
+    scale: dict[str, Any] = {"type": "log"} if panel.log else {"zero": False}
+    if panel.y_range:
+        scale |= {"domain": panel.y_range, "nice": False}
+
+    def y(field: str) -> dict[str, Any]:
+        axis = {"tickCount": 5, **({"format": "~g"} if panel.log else {})}
+        return number(field, panel.y_label) | {"scale": scale, "axis": axis}
+
+    across = number(x, x_label) | {"scale": {"zero": False, "nice": False}}
+    across["axis"] = {"grid": False, "tickCount": 6}
+    if x_label in COUNTED:
+        across["axis"] |= {"tickMinStep": 1, "format": "d"}
+    base = {"x": across, "y": y("y"), "color": colors["color"], "detail": {"field": "curve"}}
+    width = {"field": "width", "type": "quantitative", "scale": None, "legend": None}
+    line = {**base, "strokeDash": colors["strokeDash"], "strokeWidth": width}
+    band = {**base, "y": y("low"), "y2": {"field": "high"}}
+    ends = {**base, "shape": {"field": "symbol", "scale": None, "legend": None}}
+    marks = [
+        {
+            "data": {"values": [{"mark": mark}]},
+            "mark": {"type": "rule", "strokeDash": [1, 3], "color": AXIS},
+            "encoding": {"y": y("mark")},
+        }
+        for mark in panel.marks
+    ]
+    return [
+        {"mark": {"type": "line", "clip": True}, "encoding": line},
+        {
+            "transform": [{"filter": "datum.runs > 1"}],
+            "mark": {"type": "area", "fillOpacity": 0.16, "clip": True},
+            "encoding": band,
+        },
+        {
+            "transform": [{"filter": "datum.symbol"}],
+            "mark": {"type": "point", "filled": True, "size": 45, "clip": True},
+            "encoding": ends,
+        },
+        *marks,
+    ]
+
+
+def number(field: str, title: str) -> dict[str, Any]:
+    """Return the encoding of a numeric column."""
+    return {"field": field, "type": "quantitative", "title": title}
+
+
+def _let_choose(view: dict[str, Any], number: int) -> None:
+    """Let a reader point at a line, enlarge a panel, and choose lines by the legend."""
+    line, *others = view["layer"]
+    x, y = line["encoding"]["x"], line["encoding"]["y"]
+    numbers = {x["field"]: x["title"], "y": y["title"] or "value", "low": "lowest"}
+    numbers |= {"high": "highest", "runs": "runs"}
+    said = [{"field": name, "title": title, "format": ".4~g"} for name, title in numbers.items()]
+    points = {
+        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0, "clip": True},
+        "encoding": {**line["encoding"], "tooltip": [{"field": "line"}, *said]},
+    }
+    shown = {"condition": {"param": "chosen", "value": 1}, "value": 0.04}
+    for layer in [line, *others]:
+        if "data" not in layer:
+            layer["encoding"] = {**layer["encoding"], "opacity": shown}
+    zoom = {"type": "interval", "zoom": "wheel![event.ctrlKey]"}
+    line["params"] = [{"name": f"zoom{number}", "select": zoom, "bind": "scales"}]
+    if number == 0:
+        chosen = {"type": "point", "fields": ["line"], "toggle": "true"}
+        line["params"].append({"name": "chosen", "select": chosen, "bind": "legend"})
+    view["layer"].append(points)
+
+
+def line_colors(keys: Sequence[Key], width: float) -> Spec:
+    """Return the encodings of colour and dashes, which share a legend above the panels."""
+    labels = [key.label for key in keys]
+    columns = max(1, int(width / (_SAMPLE + _LETTER * max(map(len, labels)))))
+    legend = {"orient": "top", "columns": columns, "symbolType": "stroke", "symbolSize": 300}
+    hues = {"domain": labels, "range": [PALETTE[key.color].light for key in keys]}
+    dashes = {"domain": labels, "range": [STYLES[key.style] for key in keys]}
+    base = {"field": "line", "type": "nominal", "title": None, "legend": legend}
+    return {"color": {**base, "scale": hues}, "strokeDash": {**base, "scale": dashes}}
