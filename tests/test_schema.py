@@ -39,7 +39,7 @@ KIND_VALUES = {
     "ShareAboveZero": (kinds.ShareAboveZero, "0.5 1", "0 -0.1 1.5 abc null true .nan .inf"),
     "ShareBelowOne": (kinds.ShareBelowOne, "0 0.9", "1 -0.1 abc null"),
     "Inside": (kinds.Inside, "0.2", "0 1 abc null"),
-    "Delta": (kinds.Delta, "1e-5 0.1", "0 1e-11 0.2 abc null"),
+    "Delta": (kinds.Delta, "1.0e-5 0.1", "0 1.0e-11 0.2 abc null"),
     "Positive": (kinds.Positive, "1 0.01", "0 -1 abc null true .inf .nan"),
     "NotNegative": (kinds.NotNegative, "0 0.01", "-1 abc null .inf"),
     "Seconds": (kinds.Seconds, "1 0.5", "0 -1 abc null .inf 1e+12"),
