@@ -1,7 +1,7 @@
 """The fixed keys of the recipe: each kind of value, and the line that refuses one."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from itertools import chain
 from types import UnionType
@@ -39,7 +39,7 @@ KIND_VALUES = {
     "ShareAboveZero": (kinds.ShareAboveZero, "0.5 1", "0 -0.1 1.5 abc null true .nan .inf"),
     "ShareBelowOne": (kinds.ShareBelowOne, "0 0.9", "1 -0.1 abc null"),
     "Inside": (kinds.Inside, "0.2", "0 1 abc null"),
-    "Delta": (kinds.Delta, "1e-5 0.1", "0 1e-11 0.2 abc null"),
+    "Delta": (kinds.Delta, "1.0e-5 0.1", "0 1.0e-11 0.2 abc null"),
     "Positive": (kinds.Positive, "1 0.01", "0 -1 abc null true .inf .nan"),
     "NotNegative": (kinds.NotNegative, "0 0.01", "-1 abc null .inf"),
     "Seconds": (kinds.Seconds, "1 0.5", "0 -1 abc null .inf 1e+12"),
@@ -161,21 +161,27 @@ def all_keys() -> Iterator[Key]:
             yield from keys_below(Recipe, (), {name: tag})
 
 
-def passes(kind: Any, value: Any) -> bool:
+def check_of(kind: Any) -> Callable[[Any], bool]:
+    """Return what tells whether a value is of a kind, as in the recipe."""
     model = create_model("One", __base__=Section, value=(kind, ...))
-    try:
-        model.model_validate({"value": value})
-    except (ValidationError, KeyError):
-        return False
-    return True
+
+    def passes(value: Any) -> bool:
+        try:
+            model.model_validate({"value": value})
+        except (ValidationError, KeyError):
+            return False
+        return True
+
+    return passes
 
 
 @pytest.mark.parametrize("name", KIND_VALUES)
 def test_a_kind_takes_its_values_and_no_others(name):
     kind, good, bad = KIND_VALUES[name]
+    passes = check_of(kind)
     for words, expected in ((good, True), (bad, False)):
         for word in re.findall(r"\{_[^}]*\}|\{a[^}]*\}|\S+", words):
-            assert passes(kind, yaml.safe_load(word)) is expected, word
+            assert passes(yaml.safe_load(word)) is expected, word
 
 
 def test_every_named_kind_is_in_the_table():
@@ -187,13 +193,15 @@ def test_the_bounds_of_every_number_are_kept():
     """Of the kinds, and of fields with bounds of their own."""
     seen = 0
     for key in all_keys():
-        for kind, bound, inside in bounds_of(key.field):
+        bounds = list(bounds_of(key.field))
+        passes = check_of(rebuilt(key.field)) if bounds else None
+        for kind, bound, inside in bounds:
             seen += 1
             step = 1 if kind is int else 1e-6
             outside = {"ge": bound - step, "gt": bound, "le": bound + step, "lt": bound}[inside]
-            assert not passes(rebuilt(key.field), kind(outside)), key.name
+            assert not passes(kind(outside)), key.name
             if inside in ("ge", "le"):
-                assert passes(rebuilt(key.field), kind(bound)), key.name
+                assert passes(kind(bound)), key.name
     assert seen > 60
 
 
@@ -218,7 +226,7 @@ def bounds_of(field: FieldInfo) -> Iterator[tuple[type, float, str]]:
 def test_every_key_has_a_kind_a_type_in_words_and_a_meaning():
     for key in all_keys():
         assert key.allowed, key.name
-        assert passes(rebuilt(key.field), object()) is False, key.name
+        assert key.field.annotation is not Any, key.name
         assert key.field.description, key.name
         assert "\n" not in key.field.description
 
