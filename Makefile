@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-docker test-releases check lint docs bench clean
+.PHONY: help install run test test-drills test-docker test-releases check lint docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,15 +30,18 @@ run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist stra
 test: $(STAMP) ## the whole test suite, real Flower runs included
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -rs --durations=30 $(ARGS)
 
+test-drills: $(STAMP) ## what breaks: federations with faults, network namespaces, small disks, docker/ (mutants: python -m tests.drills.mutants)
+	$(BIN)/python -m pytest -m drill -rs --durations=30 tests/drills $(ARGS)
+
 test-docker: $(STAMP) ## the image and its containers in a Docker Engine (FEDHET_TARGET=cpu where torch's CPU index can be reached)
-	$(BIN)/python -m pytest -m docker -rs --durations=0 tests/test_containers.py tests/test_containers_readme.py $(ARGS)
+	$(BIN)/python -m pytest -m docker -rs --durations=0 tests/drills/test_containers.py tests/drills/test_containers_readme.py $(ARGS)
 
 test-releases: $(STAMP) ## the wheel in empty environments, with the oldest and the newest releases that it allows; downloads gigabytes
 	$(BIN)/python -m pytest -s tests/releases.py $(ARGS)
 
 check: lint ## lint, types and the unit tests, for every commit; three quarters of a minute
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=5 -m "not flower and not slow and not docker" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=5 -m "not flower and not slow and not drill" $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check

@@ -7,7 +7,7 @@ both with a checkpoint a round, as by default. The server runs in this process a
 replies itself, as it does with Flower. It counts the CPU time of its own thread, which other
 programs on the machine do not add to:
 
-    decode    all that the border does with a round's replies (decoder.py)
+    decode    all that the border does with a round's replies (border.py)
     plain     what has to be done in any case: the same replies' arrays as tensors, nothing checked
     border    decode - plain
     finite    the check that the new model has no NaN or Inf
@@ -38,9 +38,11 @@ from benchmarks import floor, start
 from benchmarks.harness import options_of, save, spread
 from fedhet.common import results
 from fedhet.runtimes.local import run as local
-from fedhet.strategies.round import decoder, federated, server_step, tensor_files
-from fedhet.strategies.round.records import to_tensors
+from fedhet.strategies import federated
+from fedhet.strategies.round import reply_fold, server_step
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound, send_round
+from fedhet.strategies.wire import tensor_files
+from fedhet.strategies.wire.records import to_tensors
 
 _WARM_UP = 2  # rounds
 
@@ -80,7 +82,7 @@ class Clock:
 @contextmanager
 def measured(clock: Clock) -> Iterator[None]:
     """Let a clock see the checks inside the block."""
-    decode, append = decoder.ExpectedReply.decode, results.RowsFile.append
+    decode, append = reply_fold.decode, results.RowsFile.append
     plain = clock.timed("plain", _plain)
 
     def decode_both(self: Any, message: Message, *args: Any, **words: Any) -> Any:
@@ -97,7 +99,7 @@ def measured(clock: Clock) -> Iterator[None]:
 
     with (
         mock.patch.object(federated, "send_round", send),
-        mock.patch.object(decoder.ExpectedReply, "decode", decode_both),
+        mock.patch.object(reply_fold, "decode", decode_both),
         mock.patch.object(results.RowsFile, "append", append_row),
         mock.patch.object(
             tensor_files, "add_checksum", clock.timed("sums", tensor_files.add_checksum)

@@ -4,12 +4,13 @@
                                     [--containers] [--add]
 
 docker/federation.yaml as processes of this machine (tests/deployed.py), or in a Docker Engine from
-the image fedhet:test of `make test-docker` (tests/containers.py): SuperLink, executors, three
-SuperNodes, TLS, node keys. On it, in turns: ``fedhet runtime=deployment`` (FedAvg on 90 digits, one
-local step on 8 of them, an MLP of that size or ResNet-18; all else as by default, so every client
-evaluates and every round has a checkpoint), and the floor (benchmarks/floor_app: Flower's own Grid,
-NumPy, no learning). The first round of a run, in which the app is installed, is left out. Bytes are
-those that the SuperLink counts. Memory is each process' own peak (VmHWM), read once a second.
+the image fedhet:test of `make test-docker` (tests/drills/containers.py): SuperLink, executors,
+three SuperNodes, TLS, node keys. On it, in turns: ``fedhet runtime=deployment`` (FedAvg on 90
+digits, one local step on 8 of them, an MLP of that size or ResNet-18; all else as by default, so
+every client evaluates and every round has a checkpoint), and the floor (benchmarks/floor_app:
+Flower's own Grid, NumPy, no learning). The first round of a run, in which the app is installed, is
+left out. Bytes are those that the SuperLink counts. Memory is each process' own peak (VmHWM), read
+once a second.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from safetensors import safe_open
 from benchmarks.floor_app.floor import TOLD
 from benchmarks.harness import ROOT, options_of, save, spread
 from fedhet.common.results import METRICS, read_rows
-from tests.containers import Containers
 from tests.deployed import SITES, Deployment
+from tests.drills.containers import Containers
 
 RECIPE = [
     "task=digits",

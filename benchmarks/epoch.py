@@ -27,7 +27,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.harness import in_turns, options_of, save, spread
-from fedhet.conf import build_local_optimizer, build_part, compose, plain_part
+from fedhet.conf import build_local_optimizer, compose, plain_part
+from fedhet.conf.build import strategy_parts
 from fedhet.strategies.base import ClientSide, LocalContext
 from fedhet.strategies.components.local_training import train_locally
 from fedhet.strategies.components.local_training_config import local_training_config
@@ -58,9 +59,8 @@ class Client:
         if how["channels_last"]:
             self.model = self.model.to(memory_format=torch.channels_last)
         self.optimizer = build_local_optimizer(recipe, tensors)
-        self.sides: Sequence[ClientSide] = list(
-            build_part(recipe, "strategy.client_sides", tensors).values()
-        )
+        method = strategy_parts(recipe, tensors)
+        self.sides: Sequence[ClientSide] = list(method.client_sides.values())
         for side in self.sides:
             side.check(self.model, self.optimizer, [n for n, _ in self.model.named_parameters()])
         self.initial = {n: value.clone() for n, value in self.model.state_dict().items()}
@@ -68,7 +68,7 @@ class Client:
         names = {name for name, _ in self.model.named_parameters()}
         self.anchor = {name: self.initial[name] for name in shared if name in names}
         self.received = {}
-        for half in build_part(recipe, "strategy.server_sides", tensors).values():
+        for half in method.server_sides.values():
             half.init(dict(self.anchor))
             self.received |= half.broadcast(0)
 

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from benchmarks.harness import spread
 from fedhet.strategies.base import Reply
-from fedhet.strategies.robust.aggregator import RobustAggregator
-from fedhet.strategies.robust.clipping import CenteredClipping, NormBound
-from fedhet.strategies.robust.coordinates import Median, TrimmedMean
-from fedhet.strategies.robust.fltrust import FLTrust
-from fedhet.strategies.robust.geometric_median import GeometricMedian
-from fedhet.strategies.robust.selection import Bulyan, Krum, MultiKrum
-from fedhet.strategies.round.reply_fold import SumRule, sum_of
+from fedhet.strategies.modes.robust.aggregator import RobustAggregator
+from fedhet.strategies.modes.robust.clipping import CenteredClipping, NormBound
+from fedhet.strategies.modes.robust.coordinates import Median, TrimmedMean
+from fedhet.strategies.modes.robust.fltrust import FLTrust
+from fedhet.strategies.modes.robust.geometric_median import GeometricMedian
+from fedhet.strategies.modes.robust.selection import Bulyan, Krum, MultiKrum
+from fedhet.strategies.round.reply_fold import Weights, sum_of
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.tasks.models.resnet import resnet18_gn
 
@@ -38,9 +38,9 @@ _HOSTILE = 20  # of 100
 _MAKE: dict[str, Callable[[], RobustAggregator]] = {
     "median": Median,
     "trimmed_mean": TrimmedMean,
-    "krum": lambda: Krum(_HOSTILE),
-    "multi_krum": lambda: MultiKrum(_HOSTILE),
-    "bulyan": lambda: Bulyan(_HOSTILE),
+    "krum": lambda: Krum(attackers=_HOSTILE),
+    "multi_krum": lambda: MultiKrum(attackers=_HOSTILE),
+    "bulyan": lambda: Bulyan(attackers=_HOSTILE),
     "geometric_median": GeometricMedian,
     "centered_clipping": CenteredClipping,
     "norm_bound": NormBound,
@@ -76,7 +76,7 @@ def float32_mean(replies: list[Reply]) -> dict[str, Tensor]:
 def rules(replies: list[Reply]) -> dict[str, Callable[[], object]]:
     """Return what is measured, by name."""
     params = {name: torch.zeros_like(value) for name, value in replies[0].update.items()}
-    total = sum_of(replies[:1], SumRule("clients", ()))
+    total = sum_of(replies[:1], Weights("clients"))
 
     def combined(make: Callable[[], RobustAggregator]) -> object:
         rule = make()
@@ -88,7 +88,7 @@ def rules(replies: list[Reply]) -> dict[str, Callable[[], object]]:
 
     found: dict[str, Callable[[], object]] = {
         "float32": lambda: float32_mean(replies),
-        "exact": lambda: sum_of(replies, SumRule("clients", ())),
+        "exact": lambda: sum_of(replies, Weights("clients")),
     }
     return found | {name: (lambda make=make: combined(make)) for name, make in _MAKE.items()}
 

@@ -25,8 +25,8 @@ from fedhet.client_app.runtime import (
     task_of,
 )
 from fedhet.conf import RunConfig, compose_overrides, fingerprint, overrides_of, versions
-from fedhet.strategies.round.packed_records import with_plain_records
-from fedhet.strategies.round.records import CLIENT, COLUMNS, config_of
+from fedhet.strategies.wire.packed_records import with_plain_records
+from fedhet.strategies.wire.records import CLIENT, COLUMNS, config_of
 from fedhet.tasks import Functions
 from fedhet.tasks.conformal import CALIBRATE
 

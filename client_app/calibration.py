@@ -11,10 +11,9 @@ from torch import Tensor
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.messages import arrays_of
-from fedhet.strategies.round.records import CONFIG, to_record
+from fedhet.strategies.wire.records import CONFIG, to_record
 from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
-from fedhet.tasks.conformal.scores import scores_for
-from fedhet.tasks.conformal.sketch import Client, Grid
+from fedhet.tasks.conformal.sketch import Client
 
 _SPLIT = 0xCA  # makes draws here independent of other draws
 
@@ -33,10 +32,6 @@ def calibrate_reply(client: FederatedClient, message: Message) -> Message:
     if "temperature" not in config:
         answer: dict[str, Tensor] = {LOG_LOSSES: torch.from_numpy(own.log_losses())}
     else:
-        classes, temperature = logits.shape[1], float(config["temperature"])
-        answer = {}
-        for score in scores_for(classes):
-            grid = Grid(score.largest(classes), int(config["bins"]))
-            counts = own.sketch(score, temperature, grid).astype(np.int32)
-            answer[score.name] = torch.from_numpy(counts)
+        found = own.histograms(float(config["temperature"]), int(config["bins"]))
+        answer = {name: torch.from_numpy(counts.astype(np.int32)) for name, counts in found.items()}
     return Message(RecordDict({CALIBRATE: to_record(answer)}), reply_to=message)

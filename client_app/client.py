@@ -30,7 +30,6 @@ from fedhet.strategies.base import (
     Payloads,
     Tensors,
 )
-from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training import (
     seeded,
     steps_by_tensor,
@@ -46,7 +45,8 @@ from fedhet.strategies.components.tensor_selection import (
     trainable_shared,
 )
 from fedhet.strategies.round.client_snapshots import FILE, load_trained
-from fedhet.strategies.round.compressed_records import Received
+from fedhet.strategies.wire.compressed_records import Received
+from fedhet.strategies.wire.compression import Compression
 from fedhet.tasks.evaluation import class_accuracies, classifies, evaluate_model, logits_of
 from fedhet.tasks.metrics import MetricSet
 from fedhet.tasks.models.attributes import PlainAttributes
@@ -423,7 +423,7 @@ def _require_sent(name: str, sent: object) -> Payloads:
     """Return what a side's ``end`` gave, if that is a mapping."""
     if not isinstance(sent, Mapping):
         raise ConfigError(
-            f"strategy.client_sides.{name}: its end() returned a {type(sent).__name__}: it must "
+            f"strategy={name}: its end() returned a {type(sent).__name__}: it must "
             "return what it sends, tensors by payload and name ({} for nothing)"
         )
     return dict(sent)

@@ -10,7 +10,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.round.records import (
+from fedhet.strategies.wire.records import (
     CATEGORIES,
     CLIENT,
     COLUMNS,

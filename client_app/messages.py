@@ -14,13 +14,14 @@ from flwr.common.typing import NDArrays, Scalar
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.strategies.base import ClientSide, Reply
-from fedhet.strategies.round.compressed_records import (
+from fedhet.strategies.wire.border import encode
+from fedhet.strategies.wire.compressed_records import (
     compressible,
+    per_example,
     received_tensors,
-    reply_records,
     rounded_tensors,
 )
-from fedhet.strategies.round.records import (
+from fedhet.strategies.wire.records import (
     CONFIG,
     KEPT,
     METRICS,
@@ -31,7 +32,6 @@ from fedhet.strategies.round.records import (
     to_metrics,
     to_tensors,
 )
-from fedhet.strategies.round.reply_fold import per_example
 
 _UPLOAD = 0x0C  # makes draws for an upload independent of the batches
 
@@ -46,14 +46,13 @@ def train_reply(
     config = config_of(message)
     reply = _train(client, message, config, evaluate_every, evaluate_trained)
     payloads, round = compressible(client.sides), int(config["round"])
-    content = reply_records(reply, client.compression, payloads, round, client.state)
+    content = encode(reply, client.compression, payloads, round, client.state)
     if any(type(s).after_sending is not ClientSide.after_sending for s in client.sides.values()):
         rounded = rounded_tensors(reply, content, client.compression, payloads, round)
         if rounded:
             update = rounded.pop(UPDATE, reply.update)
             sent = replace(reply, update=update, payloads={**reply.payloads, **rounded})
             _keep_sent(client, sent)
-    content[METRICS] = to_metrics(reply.metrics)
     client.save_state(config)  # with what compression has left out
     return Message(content, reply_to=message)
 

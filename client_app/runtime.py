@@ -24,15 +24,16 @@ from fedhet.conf import (
     plain_part,
     versions,
 )
+from fedhet.conf.build import strategy_parts
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import ClientData, ClientSide, LocalOptimizer, Reply, Weighting
-from fedhet.strategies.components.compression import Compression
+from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.privacy.reply_vector import Layout
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.round.records import CONFIG, record_in
+from fedhet.strategies.modes.secure.reply_vector import Layout
 from fedhet.strategies.round.registration import FROZEN_MODEL
+from fedhet.strategies.wire.compression import Compression
+from fedhet.strategies.wire.records import CONFIG, record_in
 from fedhet.tasks import (
     AnyData,
     AnyTask,
@@ -85,9 +86,9 @@ class ClientRuntime:
             self.model = self.model.to(memory_format=torch.channels_last)
         tensors = self.task.classifier_tensors
         self.optimizer: LocalOptimizer = build_local_optimizer(recipe, tensors)
-        self.sides: Mapping[str, ClientSide] = build_part(recipe, "strategy.client_sides", tensors)
-        coding: Compression | None = build_part(recipe, "strategy.compression", tensors)
-        self.compression = coding or Compression()  # a config of before has none
+        parts = strategy_parts(recipe, tensors)
+        self.sides: Mapping[str, ClientSide] = parts.client_sides
+        self.compression = parts.compression or Compression()
         self.options = local_training_config(recipe.local, recipe.strategy.phases)
         self.personal = TensorSelector(recipe.strategy.personal)
         self.evaluation = recipe.evaluation
@@ -103,11 +104,10 @@ class ClientRuntime:
         self.node_info = {"versions": str(versions()), **fingerprint(recipe)}
         if frozen := frozen_sha256(self.model):
             self.node_info[FROZEN_MODEL] = frozen
-        secure: SecAggPlus | None = build_part(recipe, "strategy.secure_aggregation", tensors)
-        self.secure_aggregation = secure
-        if secure is not None:  # the server has refused aggregators without a weighting
-            aggregator = build_part(recipe, "strategy.aggregator", tensors)
-            self.weighting: Weighting = aggregator.weighting
+        self.secure_aggregation = parts.secure_aggregation
+        # the server has refused aggregators without a weighting
+        aggregator = parts.aggregator or WeightedMean()
+        self.weighting: Weighting = getattr(aggregator, "weighting", "examples")
         self.attack: Attack | None = build_part(recipe, "attack", tensors)
         if self.attack is not None:
             self.attack.white = black_and_white(self.task, self.device)[1]

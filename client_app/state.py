@@ -1,7 +1,7 @@
 """Stores of the client state: what a method keeps at the client between rounds, by version.
 
 Each version is the state after a round; the server says which one a round starts from
-(strategies/round/client_versions.py).
+(strategies/wire/client_versions.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fedhet.common.checksums import CLIENT_STATE
 from fedhet.common.errors import ConfigError, DamagedFileError, UnreadableFileError
-from fedhet.strategies.round.records import to_record, to_tensors
-from fedhet.strategies.round.tensor_files import below, load_tensors, save_tensors
+from fedhet.strategies.wire.records import to_record, to_tensors
+from fedhet.strategies.wire.tensor_files import below, load_tensors, save_tensors
 
 ClientState = dict[str, Mapping[str, Tensor]]
 

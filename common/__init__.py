@@ -1,1 +1,1 @@
-"""The ground floor, free of torch: errors, files, results and run events."""
+"""What every package may import, without torch: errors, files, results and run events."""

@@ -2,7 +2,7 @@
 
 A safetensors file carries both in its metadata: ``fedhet``, a label as JSON (its format and kind,
 the run, and more by kind), and ``sha256``, the hash of the whole file with 64 zeros in the hash's
-own place. Files of version 0.1 have no checksum; they are read without one.
+own place. Files of version 0.1 have no checksum and are read without one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the metadata and the label of a safetensors file, if its checksum holds.
 
     Raises:
-        DamagedFileError: if it cannot be read (UnreadableFileError), or is not what was written.
+        DamagedFileError: if it differs from what was written; UnreadableFileError if it cannot be
+            read.
     """
     try:
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
@@ -87,7 +88,7 @@ def _read_header(path: Path, content: mmap) -> tuple[dict[str, str], dict[str, A
     label = dict(json.loads(metadata.get("fedhet", "{}")))
     end = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if end != len(content):
-        raise DamagedFileError(f"{path} is damaged: it has {len(content)} bytes in place of {end}")
+        raise DamagedFileError(f"{path} is damaged: it has {len(content)} bytes instead of {end}")
     if "sha256" in metadata or "format" in label:
         place = content.find(_KEY, 0, start) + len(_KEY)
         with memoryview(content) as view, view[:place] as head, view[place + 64 :] as rest:
@@ -98,7 +99,7 @@ def _read_header(path: Path, content: mmap) -> tuple[dict[str, str], dict[str, A
 
 
 def read_label(path: Path) -> dict[str, Any]:
-    """Return the label of a file whose checksum holds; a file that has not changed is read once."""
+    """Return a file's label if its checksum holds; read a file again only if it has changed."""
     try:
         status = path.stat()
     except OSError as error:
@@ -112,13 +113,13 @@ def _label(path: Path, inode: int, size: int, modified: int) -> dict[str, Any]:
 
 
 def require_label(path: Path, label: Label, **expected: object) -> None:
-    """Refuse a file that is another one than its name or its folder says.
+    """Reject a file whose label differs from what its name or its folder says.
 
-    Files of version 0.1 have no label, and only what they say is compared.
+    Files of version 0.1 have no label, so only the keys that they have are compared.
     """
     for key, value in expected.items():
         found = label.get(key, None if "format" in label else value)
         if found != value:
             raise DamagedFileError(
-                f"{path} is another file: its {key} is {found!r}, and {value!r} belongs there"
+                f"{path} is the wrong file: its {key} is {found!r}, but must be {value!r}"
             )

@@ -22,17 +22,17 @@ def affinity() -> set[int]:
 def usable_cpus() -> int:
     """Return how many CPUs this process may keep busy at once; at least 1.
 
-    A container, or a service of systemd, may see all CPUs of a machine and have a quota of a few:
-    more threads or workers than that wait for each other.
+    A container or a systemd service may see all CPUs of a machine, but have a quota of only a few.
+    Then more threads or workers than the quota wait for each other.
     """
     return min([len(affinity()), *map(_quota, _groups())])
 
 
 def _groups() -> list[Path]:
-    """Return the folders of this process's control groups for CPUs, and of those that hold them."""
+    """Return the folders of this process's control groups for CPUs, and of their parent groups."""
     try:
         lines = _OWN_GROUPS.read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         lines = []
     found = []
     for line in lines:

@@ -15,18 +15,19 @@ class ConfigError(ValueError):
 
 
 class SetupError(ConfigError):
-    """What this machine lacks: a file, a folder, a package. The message has nothing of the data's.
+    """Something that this machine lacks: a file, a folder, a package.
 
-    So a site sends it; of other errors of what reads the data it sends no text.
+    The message contains no data, so a site may send it. For other errors that come from reading
+    data, a site sends only the type.
     """
 
 
 class DamagedFileError(ConfigError):
-    """A file that is not what was written, or belongs to another run; the message names it."""
+    """A file differs from what was written, or belongs to another run; the message names it."""
 
 
 class UnreadableFileError(DamagedFileError):
-    """A file that the system does not read, now: its content may be what was written."""
+    """The system cannot read a file now; its content may still be intact."""
 
 
 class DivergedError(ArithmeticError):
@@ -70,7 +71,7 @@ def require_finite(key: str, value: float) -> float:
 
 
 def require_whole(key: str, value: int, *, low: int = 0) -> int:
-    """Return ``value`` if it is a whole number of at least ``low``; raise a ConfigError else."""
+    """Return ``value`` if it is a whole number >= ``low``; raise a ConfigError otherwise."""
     if not _is_of(value, int) or value < low:
         raise ConfigError(
             f"{key}={value} is not allowed: it must be a whole number of at least {low}"
@@ -79,7 +80,7 @@ def require_whole(key: str, value: int, *, low: int = 0) -> int:
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """Return ": did you mean a or b?" for the nearest options, empty without one."""
+    """Return ": did you mean a or b?" for the nearest options, or "" if none is near."""
     near = get_close_matches(word, list(options), 3, 0.6)
     return f": did you mean {' or '.join(near)}?" if near else ""
 
@@ -95,11 +96,11 @@ def require_known_keys(group: str, given: Iterable[str], known: Iterable[str]) -
 
 
 def require_types(group: str, values: Mapping[str, object], kinds: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for a value of a wrong type, which YAML and the command line can give.
+    """Raise a ConfigError if a value has the wrong type; YAML and the command line allow any.
 
     Args:
-        group: of the keys.
-        values: by key.
+        group: the keys' group.
+        values: the value of each key.
         kinds: the type of each key: ``int``, ``float``, ``bool``, ``str``, a ``tuple`` of one of
             them, or a union of these and ``None``.
     """
@@ -117,7 +118,7 @@ _WORDS = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
-    str: "text (in quotes, where it looks like a number)",
+    str: "text (in quotes if it looks like a number)",
     NoneType: "null",
 }
 
@@ -130,7 +131,7 @@ def _is_of(value: object, kind: Any) -> bool:
         return is_list(value) and all(_is_of(one, member) for one in value)
     if get_origin(kind) is Literal:
         return value in get_args(kind)
-    if kind in (int, float):  # numpy's numbers, too, but not true and false
+    if kind in (int, float):  # also numpy's numbers, but not true and false
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     return isinstance(value, kind)
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, folders of one writer, and the end of a log."""
+"""Files that are written whole or not at all, folders with one writer, and the end of a log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fedhet.common.errors import ConfigError
 
-LOCK = ".lock"  # in a folder, while one process writes into it
-# what a killed process has left of a file; safetensors writes one of its own first
+LOCK = ".lock"  # file in a folder while a process writes into the folder
+# files that a killed process leaves; safetensors writes a temporary file of its own first
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}|\.tmp[A-Za-z0-9]{6}")
 
 
@@ -38,8 +38,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 def prepare_file(path: Path, write: Callable[[Path], object]) -> Callable[[], None]:
     """Let ``write`` make a file beside ``path``; return the rest of :func:`replace_file`.
 
-    The rest waits for the disk, and may be called in a thread. Who may read the file is what the
-    umask says, as of any file.
+    The rest waits for the disk, and may be called in a thread. The umask decides who may read the
+    file, as for any file.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
@@ -62,18 +62,18 @@ def _removed_on_error(beside: Path, path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with suppress(OSError):  # as of a read-only file system, where there is nothing to remove
+        with suppress(OSError):  # on a read-only file system there is nothing to remove
             beside.unlink()
-        if isinstance(error, OSError):  # it names the temporary file, or none
+        if isinstance(error, OSError):  # its text names the temporary file, or no file
             what = f"[Errno {error.errno}] {error.strerror}" if error.strerror else error
             raise OSError(f"{path} could not be written: {what}") from error
         raise
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes have left of files that :func:`replace_file` was to write.
+    """Remove the temporary files that killed processes have left of :func:`replace_file`.
 
-    Call it where no other process writes into the folder.
+    Call it only if no other process writes into the folder.
     """
     for path in folder.rglob(".*"):
         if _UNFINISHED.fullmatch(path.name) and not path.is_dir():
@@ -89,8 +89,8 @@ def last_lines(path: Path, count: int) -> str:
 def last_error(path: Path) -> str:
     """Return the message of the traceback that a log ends with, without the lines of the stack.
 
-    An error of fedhet's own speaks for itself: its class is left out. A log without a traceback
-    has its last lines.
+    The class of fedhet's own errors is left out, because their messages suffice. Return the last
+    lines if the log has no traceback.
     """
     text = path.read_text(errors="replace")
     _, found, after = text.rpartition("Traceback (most recent call last):\n")
@@ -101,7 +101,7 @@ def last_error(path: Path) -> str:
 
 
 def expanded(path: str, key: str) -> Path:
-    """Return a path with the home folder in place of ``~``; ``key`` is that of the recipe."""
+    """Return a path with the home folder in place of ``~``; errors name the recipe's ``key``."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -112,8 +112,8 @@ def writable_folder(folder: Path, option: str = "results_dir=") -> Path:
     """Make a folder, if it is not there, and return it.
 
     Args:
-        folder: that is to be written to.
-        option: that names it, for the error, such as ``--out`` and a space; "" without one.
+        folder: the folder to write to.
+        option: what names the folder in the error, such as ``--out`` and a space; may be "".
 
     Raises:
         ConfigError: if it cannot be made or written to.
@@ -125,20 +125,20 @@ def writable_folder(folder: Path, option: str = "results_dir=") -> Path:
 
 
 def writable_file(path: Path, option: str) -> Path:
-    """Make the folder of a file that is to be written, if it is not there, and return the file.
+    """Make the folder of a file that will be written, if it is not there, and return the file.
 
-    Call it before the work whose result the file is to hold. ``option`` names the file.
+    Call it before the work whose result the file will hold. ``option`` names the file in errors.
 
     Raises:
-        ConfigError: if the path is no file, or its folder cannot be made or written to.
+        ConfigError: if the path is not a file, or its folder cannot be made or written to.
     """
     if path.is_dir():
         raise ConfigError(f"{option}{path} is a folder: name a file")
-    if path.exists() and not path.is_file():  # a new file would take the place of /dev/null
+    if path.exists() and not path.is_file():  # a new file would replace /dev/null
         raise ConfigError(f"{option}{path} is a device or a pipe: name a file")
     if reason := _why_not_writable(path.parent):
         raise ConfigError(
-            f"{option}{path} cannot be written, since {path.parent.absolute()} {reason}: name a "
+            f"{option}{path} cannot be written, because {path.parent.absolute()} {reason}: name a "
             "file in a folder that you can write to"
         )
     return path
@@ -155,15 +155,15 @@ def _why_not_writable(folder: Path) -> str:
 
 @contextmanager
 def only_writer(folder: Path, patience: float, name: str = LOCK) -> Iterator[None]:
-    """Keep a results directory for this process, until it ends if not before.
+    """Reserve a results directory for this process, inside the block or until the process ends.
 
     Args:
-        folder: that exists.
-        patience: seconds to wait for another process; one that was stopped takes some to end.
-        name: of the lock's file in the folder.
+        folder: an existing folder.
+        patience: seconds to wait for another process; a stopped process takes some to end.
+        name: name of the lock's file in the folder.
 
     Raises:
-        ConfigError: if another process has it, which two commands with ``resume=true`` lead to.
+        ConfigError: if another process has it, as after two commands with ``resume=true``.
     """
     from filelock import FileLock, Timeout
 
@@ -172,8 +172,9 @@ def only_writer(folder: Path, patience: float, name: str = LOCK) -> Iterator[Non
         lock.acquire(timeout=patience)
     except Timeout:
         raise ConfigError(
-            f"results_dir={folder} is in use: another process runs in it. Wait for it, stop it, or "
-            f"name another. If none does, and the file system has no locks, remove {name} in it"
+            f"results_dir={folder} is in use: another process writes to it. Wait for that process, "
+            "stop it, or name another folder. If there is no such process, because the file system "
+            f"has no locks, remove {name} in the folder"
         ) from None
     try:
         yield

@@ -1,4 +1,4 @@
-"""Imports of PyTorch and of all that needs it, faster."""
+"""Makes imports of PyTorch faster, and of what needs it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def quick_imports() -> Iterator[None]:
     """Pause the garbage collector inside the block.
 
-    It would look at all the new functions and classes again and again, and find nothing: a fifth of
-    the time that PyTorch takes to import.
+    The collector would inspect all new functions and classes again and again and find nothing. That
+    takes a fifth of the time of PyTorch's import.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 @dataclass(frozen=True)
 class Says:
-    """What an error, `--help` and the docs say is allowed, where the type alone does not."""
+    """What is allowed, for errors, `--help` and the docs, if the type alone does not say it."""
 
     text: str
 
@@ -48,7 +48,7 @@ def _selector(text: str) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is host:port; an IPv6 host stands in brackets."""
+    """Return whether a text is host:port, with an IPv6 host in brackets."""
     found = re.fullmatch(r"(?:[^][:/@\s]+|\[[0-9A-Fa-f:.]+\]):([0-9]+)", text, re.ASCII)
     return found is not None and 0 < int(found[1]) < 2**16
 
@@ -61,7 +61,7 @@ def _address(text: str) -> str:
 
 def _fetch_command(text: str) -> str:
     text.format(server="", here="")  # another {name}: KeyError
-    shlex.split(text)  # a quote that is not closed: ValueError
+    shlex.split(text)  # an unclosed quote: ValueError
     return text
 
 
@@ -72,7 +72,7 @@ def _format_error(text: str) -> str:
         raise ValueError from error
 
 
-MOST = 2**31 - 1  # what a message and a tensor's size can count
+MOST = 2**31 - 1  # the largest count in a message or a tensor's size
 Whole = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Two = Annotated[int, Field(ge=2, le=MOST)]
@@ -81,6 +81,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Inside = Annotated[float, Field(gt=0, lt=1)]
+Delta = Annotated[float, Field(ge=1e-10, le=0.1)]  # below, an accountant loses precision
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
@@ -107,17 +108,17 @@ _TYPES: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
-    str: "text (in quotes, where it looks like a number)",
+    str: "text (in quotes if it looks like a number)",
     NoneType: "null",
     dict: "a mapping",
     Any: "anything",
 }
 _SHOWN = 4  # keys of a mapping
-_SHORT = {"text (in quotes, where it looks like a number)": "text"}
+_SHORT = {"text (in quotes if it looks like a number)": "text"}
 
 
 def in_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """Return what a type allows, such as "a number in (0, 1] or null"."""
+    """Return in words what a type allows, such as "a number in (0, 1] or null"."""
     bounds: dict[str, float] = {}
     for one in _flat(metadata):
         if isinstance(one, Says):
@@ -137,19 +138,19 @@ def in_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         keys = [field.alias or name for name, field in annotation.model_fields.items()]
         more = ", ..." if len(keys) > _SHOWN else ""
         return f"a mapping ({', '.join(keys[:_SHOWN])}{more})"
-    return _TYPES[origin or annotation] + _span(annotation, bounds)
+    kind = origin or annotation
+    return (_TYPES.get(kind) or f"a {kind.__name__}") + _span(annotation, bounds)
 
 
-def short_words(field: FieldInfo) -> str:
-    """Return what a field allows, in the words of a table."""
-    words = in_words(field.annotation, field.metadata)
+def short_words(words: str) -> str:
+    """Return what a value may be, in the words of a table."""
     for long, short in _SHORT.items():
         words = words.replace(long, short)
     return words.removeprefix("one of ").replace(" or one of ", " or ")
 
 
 def choices_of(annotation: Any) -> list[str]:
-    """Return the values of a type that is a choice, with null where that is one."""
+    """Return the values of a type that is a choice, null included if it is one of them."""
     origin = get_origin(annotation)
     if origin is Literal:
         return [str(value) for value in get_args(annotation)]

@@ -1,12 +1,11 @@
-"""The metrics that ``evaluation.metrics`` can name: for which tasks, their ranges, what is better.
+"""The metrics that ``evaluation.metrics`` can name: their tasks and ranges, and what is better.
 
-Their values are computed by ``fedhet.tasks.metrics``, which needs torch; this table does not.
-One of the user's own is a function ``package.module:function``, whose name rows have; they list
-these names as ``own_metrics``, since no table has them.
+``fedhet.tasks.metrics`` computes their values and needs torch; this table does not. A metric of the
+user's own is a function ``package.module:function``. Rows use the function's name, and list such
+names as ``own_metrics``, because no table has them.
 
-A value has the metric's name in metrics.jsonl, ``f1/<class>`` for one class, and a prefix where it
-is a mean over clients: ``client_`` (evaluation.clients), ``received_`` (evaluation.received),
-``personal_`` and ``personal_test_`` (the clients' own models).
+A measured value has a :class:`MetricName`: what is evaluated, the metric, and the class of a value
+for one class. metrics.jsonl, summary.json and recipes write it as text: ``client_f1/cat``.
 """
 
 from __future__ import annotations
@@ -20,10 +19,14 @@ from fedhet.common.errors import ConfigError
 
 Kind = Literal["classification", "segmentation", "regression"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-SHOWN_METRICS = 3  # that a round's line shows, beside accuracy and loss
-CLIENT = "client_"  # before the mean over the clients of an evaluation of the new model
+SHOWN_METRICS = 3  # in a round's line, beside accuracy and loss
+HERE = ""  # the new model at the server
+CLIENT = "client_"  # the new model at the clients, a mean over them (evaluation.clients)
+RECEIVED = "received_"  # the model before the round, the same (evaluation.received)
+PERSONAL_TEST, PERSONAL = "personal_test_", "personal_"  # the clients' own models
+BEST = "best_"  # in summaries: before the name of the best value
 OWN = "own_metrics"  # in rows and summaries: the names of the user's own metrics
-_PREFIXES = (CLIENT, "received_", "personal_test_", "personal_")
+_PREFIXES = (CLIENT, RECEIVED, PERSONAL_TEST, PERSONAL)
 # Columns of metrics.jsonl and keys of summary.json, which docs/running.md explains.
 _TAKEN = frozenset(
     """
@@ -36,15 +39,15 @@ _TAKEN = frozenset(
     personal_accuracy personal_test_accuracy personal_test_loss prediction_sets received_accuracy
     received_loss round rounds rounds_without_rows run seconds seconds_per_round seed server_folder
     server_seconds sha256 simulated_seconds soft_label_epsilon staleness standing_out state_lost
-    status step_norm stop_reason strategy task train_loss update_cosine update_norm versions
-    wall_seconds
+    status step_norm stop_reason strategy strategy_class task train_loss update_cosine update_norm
+    versions wall_seconds
     """.split()
 )
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What is known of a metric without its values."""
+    """What is known about a metric without its values."""
 
     kinds: tuple[Kind, ...]
     low: float = 0.0  # the range of its values
@@ -92,7 +95,7 @@ _ROUNDING = 1e-6  # a float32 mean of ones may be a little more than 1
 
 
 def metrics_of(kind: Kind) -> list[str]:
-    """Return the names of the metrics of a kind of task."""
+    """Return the names of the metrics that a kind of task has."""
     return [name for name, metric in METRICS.items() if kind in metric.kinds]
 
 
@@ -102,44 +105,71 @@ def is_own(word: str) -> bool:
 
 
 def row_name(word: str) -> str:
-    """Return what rows call a metric of ``evaluation.metrics``: a function by its name."""
+    """Return a metric's name in rows: for a function, the function's name."""
     return word.rpartition(":")[2].rpartition(".")[2]
 
 
 def own_names(words: Iterable[str]) -> list[str]:
-    """Return what rows call those of ``evaluation.metrics`` that are the user's own."""
+    """Return the names in rows of the user's own metrics in ``evaluation.metrics``."""
     return list(dict.fromkeys(row_name(word) for word in words if is_own(word)))
 
 
 def is_taken(name: str) -> bool:
-    """Return whether rows or summaries mean something else by this name, or by its beginning."""
-    return name in METRICS or name in _TAKEN or name.startswith(("best_", "num_", *_PREFIXES))
+    """Return whether rows or summaries use this name, or its beginning, for something else."""
+    return name in METRICS or name in _TAKEN or name.startswith((BEST, "num_", *_PREFIXES))
+
+
+@dataclass(frozen=True)
+class MetricName:
+    """Names a measured value.
+
+    Attributes:
+        name: the name of a metric, a loss, or the user's own metric.
+        where: what is evaluated, the prefix of the text: HERE, CLIENT, RECEIVED, ...
+        class_name: None for a value over all classes.
+    """
+
+    name: str
+    where: str = HERE
+    class_name: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> MetricName:
+        """Read a name of metrics.jsonl, or of a reply, which has hyphens: ``received-f1``."""
+        base, slash, class_name = text.partition("/")
+        base = base.replace("-", "_")
+        where = next((one for one in _PREFIXES if base.startswith(one)), HERE)
+        return cls(base.removeprefix(where), where, class_name if slash else None)
+
+    def __str__(self) -> str:
+        """Write the name as metrics.jsonl has it."""
+        of_class = "" if self.class_name is None else f"/{self.class_name}"
+        return f"{self.where}{self.name}{of_class}"
+
+    @property
+    def metric(self) -> Metric | None:
+        """What is known about the metric; None for the user's own."""
+        return _LOSS if self.name == "loss" else METRICS.get(self.name)
 
 
 def metric_of(name: str) -> Metric | None:
-    """Return the metric that a name of metrics.jsonl or of a reply stands for; None without one.
-
-    Prefixes and a class are left out: ``client_f1/cat`` and ``received-f1`` are f1. One of the
-    user's own is in no table: None.
-    """
-    base = name.partition("/")[0].replace("-", "_")
-    base = base.removeprefix(evaluation_of(base))
-    return _LOSS if base == "loss" else METRICS.get(base)
+    """Return what is known about a name's metric; None for the user's own."""
+    return MetricName.read(name).metric
 
 
 def evaluation_of(name: str) -> str:
-    """Return the prefix in a name of metrics.jsonl, which says what evaluation the value is of."""
-    return next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+    """Return what is evaluated for a value with this name: HERE, CLIENT, RECEIVED, ..."""
+    return MetricName.read(name).where
 
 
 def larger_is_better(figure: str) -> bool:
     """Return whether a figure of metrics.jsonl or summary.json is better when it is larger."""
-    metric = metric_of(figure.removeprefix("best_"))
+    metric = metric_of(figure.removeprefix(BEST))
     return metric is not None and metric.larger_is_better
 
 
 def in_range(name: str, value: float) -> bool:
-    """Return whether a value can be one of the metric of this name; any can where it is none."""
+    """Return whether a metric can have this value; True for a name that is no metric."""
     metric = metric_of(name)
     if metric is None:
         return True
@@ -159,9 +189,9 @@ def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, t
 
     Args:
         names: words of ``evaluation.metrics`` (conf/metrics.py has checked them).
-        kind: of the task; None for a model without predictions.
-        num_classes: C; 0 where it is not known yet.
-        task: what to call it in the error.
+        kind: kind of the task; None for a model without predictions.
+        num_classes: C; 0 if it is not known yet.
+        task: the task's name in the error.
     """
     for name in names:
         allowed = metrics_of(kind) if kind is not None else []
@@ -170,7 +200,7 @@ def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, t
         if name not in allowed:
             what = f"a {kind}" if kind is not None else "a model without predictions"
             raise ConfigError(
-                f"evaluation.metrics: {name} is no metric of {what} ({task}); allowed: "
+                f"evaluation.metrics: {name} is not a metric of {what} ({task}); allowed: "
                 f"{', '.join(allowed) or 'none, set evaluation.metrics=[]'}"
             )
         if name == "top5_accuracy" and 0 < num_classes <= 5:
@@ -180,58 +210,55 @@ def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, t
             )
 
 
-def class_metric(name: str, class_name: str) -> str:
-    """Return the name of a metric's value of one class."""
-    return f"{name}/{class_name}"
-
-
 def measured_names(names: Iterable[str], class_names: Sequence[str] = ()) -> list[str]:
-    """Return the names of all values, with one for each class where ``class_names`` are given."""
+    """Return the names of all values, and of those of each class if ``class_names`` are given."""
     found = []
     for name in map(row_name, names):
         found.append(name)
         if name in METRICS and METRICS[name].per_class:
-            found += [class_metric(name, one) for one in class_names]
+            found += [str(MetricName(name, class_name=one)) for one in class_names]
     return found
 
 
 def row_key(name: str) -> str:
-    """Return the name in metrics.jsonl of what a reply calls ``name``; a class keeps its own."""
-    base, slash, class_name = name.partition("/")
-    return base.replace("-", "_") + slash + class_name
+    """Return the name in metrics.jsonl of a reply's ``name``."""
+    return str(MetricName.read(name))
 
 
 # ---- in rows and summaries -----------------------------------------------------------------------
 
 
 def measured_where(values: Mapping[str, Any]) -> str:
-    """Return "client_" for what is measured at the clients alone, without test examples here."""
-    here, at_clients = (
-        any(values.get(f"{where}{name}") is not None for name in ("accuracy", "loss"))
-        for where in ("", CLIENT)
-    )
-    return CLIENT if at_clients and not here else ""
+    """Return CLIENT for what is measured at the clients alone, without test examples here."""
+
+    def is_measured(where: str) -> bool:
+        names = (MetricName(name, where) for name in ("accuracy", "loss"))
+        return any(values.get(str(name)) is not None for name in names)
+
+    return CLIENT if is_measured(CLIENT) and not is_measured(HERE) else HERE
 
 
 def shown_metrics(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a row or summary, without accuracy, loss and classes.
 
-    The server's, or the clients' (``client_``) where they alone have measured anything.
+    The server's, or the clients' where they alone have measured anything.
     """
     where = measured_where(values)
     known = (*METRICS, *(values.get(OWN) or ()))
-    names = {f"{where}{name}" for name in known if name != "accuracy"}
+    names = {str(MetricName(name, where)) for name in known if name != "accuracy"}
     return {name: value for name, value in values.items() if name in names and value is not None}
 
 
-def is_of_new_model(name: str, own: Collection[str] = ()) -> bool:
-    """Return whether a name of metrics.jsonl is a metric of the new model, accuracy left out.
+def is_of_new_model(text: str, own: Collection[str] = ()) -> bool:
+    """Return whether a name of metrics.jsonl is a metric of the new model, the accuracy left out.
 
-    At the server or the clients (``client_``), over all examples or of one class; ``own``: names of
-    the user's own metrics.
+    At the server or the clients, over all examples or of one class; ``own``: names of the user's
+    own metrics.
     """
-    base = name.removeprefix(CLIENT)
-    return base in own or (base.partition("/")[0] in METRICS and base != "accuracy")
+    name = MetricName.read(text)
+    is_accuracy = name.name == "accuracy" and name.class_name is None
+    known = name.name in own or (name.name in METRICS and not is_accuracy)
+    return known and name.where in (HERE, CLIENT)
 
 
 def own_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -240,11 +267,11 @@ def own_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def metric_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return each metric's last value, and its best one as ``best_<name>``; of classes, the last.
+    """Return each metric's last value, and its best value as ``best_<name>``.
 
-    Of the server's evaluation and of the clients' (``client_``), without accuracy and loss. A
-    metric that the last evaluation has no value of has no last one: an older one is of another
-    model. One of the user's own has no best one: nobody has said which values are better.
+    Of the server's evaluation and of the clients', without accuracy and loss. A metric that the
+    last evaluation has no value of has no last one: an older one is of another model. One of the
+    user's own has no best one: nobody has said which values are better.
     """
     last: dict[str, float] = {}
     best: dict[str, float] = {}
@@ -252,25 +279,26 @@ def metric_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for row in rows:
         if "loss" in row or f"{CLIENT}loss" in row:
             last = {}
-        for name, value in row.items():
-            if is_of_new_model(name, own) and value is not None:
-                last[name] = float(value)
-                choose = max if larger_is_better(name) else min
-                best[name] = choose(best.get(name, last[name]), last[name])
+        for figure, value in row.items():
+            if is_of_new_model(figure, own) and value is not None:
+                last[figure] = float(value)
+                choose = max if larger_is_better(figure) else min
+                best[figure] = choose(best.get(figure, last[figure]), last[figure])
     found: dict[str, float] = {}
-    for name, value in best.items():
-        if name in last:
-            found[name] = last[name]
-        if "/" not in name and metric_of(name) is not None:
-            found[f"best_{name}"] = value
+    for figure, value in best.items():
+        if figure in last:
+            found[figure] = last[figure]
+        name = MetricName.read(figure)
+        if name.class_name is None and name.metric is not None:
+            found[f"{BEST}{figure}"] = value
     return found
 
 
 def figures_of(metrics: Collection[str]) -> list[str]:
-    """Return the figures of a summary that these metrics, by their names in rows, may bring."""
+    """Return the figures that these metrics (by their names in rows) may add to a summary."""
     found: list[str] = []
     for name in metrics:
         if name != "accuracy":
-            figures = (name, f"best_{name}", f"{CLIENT}{name}", f"best_{CLIENT}{name}")
-            found += figures if name in METRICS else figures[::2]
+            for text in (name, str(MetricName(name, CLIENT))):
+                found += [text, f"{BEST}{text}"] if name in METRICS else [text]
     return found

@@ -2,8 +2,8 @@
 
 This is the one place that writes and reads them. metrics.jsonl has one JSON object per line and
 round, round 0 being the initial model; each line is on disk before the next round begins.
-summary.json is written last, however the run ended. Both files are valid JSON: what is NaN or Inf
-is null there.
+summary.json is written last, however the run ended. Both files are valid JSON: NaN and Inf become
+null.
 
 A row of metrics.jsonl:
     round                    t, from 0
@@ -13,24 +13,24 @@ A row of metrics.jsonl:
     elapsed_seconds          since the start of the run, earlier processes included
     bytes_up, bytes_down     payload bytes of the round
     clients                  ids of the clients whose replies were valid
-    failures                 one sentence for each reply that was lost or refused, in training or
+    failures                 one sentence for each reply that was lost or rejected, in training or
                              in the evaluation at the clients
-    left_out, down_weighted  under a robust aggregator: ids of clients that did not count; what
-                             share of their part in the plain mean others had, if below a half
+    left_out, down_weighted  under a robust aggregator: ids of clients that did not count; by client
+                             the share of its part in the plain mean, if below a half
     alarms, standing_out     how many clients stand out, and how far, by client id (docs/robust.md)
     absent                   ids of the clients that were not connected
-    dropped, late            of a simulated system (recipe group system): asked in vain
+    dropped, late            with a simulated system (recipe group system): asked in vain
     simulated_seconds        on the system's clock, since the start of the run
     client_*                 evaluation at the clients
     f1, client_f1, f1/cat    metrics that evaluation.metrics names (common/metrics.py)
-    own_metrics              the names of those that are functions of the user's
+    own_metrics              the names of metrics that are the user's own functions
     per_client               with evaluation.per_client: each client's value of these means, by id
     and what the clients and the method measured, by name.
 
 summary.json has the run's identity (strategy, task, seed, versions, machine, fingerprint), the
 figures of :func:`totals`, ``parameters_sha256``, ``status``, ``error`` if it did not complete, and
-``format``. Its ``metrics_sha256`` and ``config_sha256`` are of the files beside it, and ``sha256``
-is of itself: a file that does not fit is refused. The status is one of
+``format``. ``metrics_sha256`` and ``config_sha256`` are the hashes of the files beside it, and
+``sha256`` is its own: a file that does not fit is rejected. The status is one of
 
     completed   all rounds are done, and the model is stored
     diverged    the evaluated loss, or the new model, held NaN or Inf
@@ -58,12 +58,12 @@ from fedhet.common.metrics import OWN, metric_totals, own_metrics
 
 Row = dict[str, Any]
 
-FORMAT = 2  # of results directories; 1 had no such key, and other names (conf.renamed reads them)
+FORMAT = 2  # of results directories
 COMPLETED, DIVERGED, STOPPED, FAILED = "completed", "diverged", "stopped", "failed"
 ROUNDS_WITHOUT_ROWS = "rounds_without_rows"  # in summary.json: rows that metrics.jsonl has lost
-BY_CLIENT = "by client"  # the partition of a summary where a function of the user's gives the data
+BY_CLIENT = "by client"  # a summary's partition if the user's own function gives each its data
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
-CLASS_COUNTS = "class_counts.json"  # of a simulation: who holds which classes
+CLASS_COUNTS = "class_counts.json"  # in a simulation: who holds which classes
 PERSONAL_ACCURACY = "personal_accuracy"  # of the clients' own models on their own examples
 AT_CLIENTS = ("client_accuracy", "client_loss")  # on what they hold out (evaluation.clients)
 _SYNC_SECONDS = 1.0  # a sync takes 2 ms: more than a short round
@@ -72,7 +72,7 @@ _SYNC_SECONDS = 1.0  # a sync takes 2 ms: more than a short round
 class RowsFile:
     """Writes a file of JSON lines, one per round.
 
-    Rows after ``last_round`` are dropped, since a resumed run measures them again; None starts
+    Rows after ``last_round`` are dropped, because a resumed run measures them again; None starts
     afresh.
     """
 
@@ -92,7 +92,7 @@ class RowsFile:
         return str(self._digest.hexdigest())
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a round's line and flush it to disk; if that fails, the lines before it are there."""
+        """Add a round's line and flush it to disk; if that fails, the lines before it stay."""
         row = finite(row)
         line = _line(row)
         try:
@@ -108,14 +108,14 @@ class RowsFile:
         self.rows.append(row)
 
     def sync(self) -> None:
-        """Bring all rows to the disk: a checkpoint that names their hash must not outlive them."""
+        """Sync all rows to the disk: a checkpoint with their hash must not outlive them."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
         self._synced = time.monotonic()
 
 
 class ResultsFolder:
-    """Writes a run's results directory; ``last_round`` is that of :class:`RowsFile`."""
+    """Writes a run's results directory; ``last_round`` is as in :class:`RowsFile`."""
 
     def __init__(self, folder: Path, last_round: int | None = None) -> None:
         self.folder = folder
@@ -143,7 +143,7 @@ class ResultsFolder:
         return self._metrics.sha256
 
     def sync(self) -> None:
-        """Bring metrics.jsonl to the disk."""
+        """Sync metrics.jsonl to the disk."""
         self._metrics.sync()
 
     def summary(self, about: Mapping[str, Any], status: str, error: str = "") -> dict[str, Any]:
@@ -155,14 +155,14 @@ class ResultsFolder:
         return dict(finite(summary | {"error": error} if error else summary))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write summary.json; a launcher ends what is left of a run that calls itself completed."""
+        """Write summary.json; once it says completed, a launcher ends the run's processes."""
         write_summary(self.folder, summary)
 
 
 class ResultsFollower:
     """Reads a results directory while its run writes it.
 
-    What was there before belongs to the run that is resumed, and is not reported.
+    It does not report what was there before, which belongs to the run that is resumed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -176,7 +176,7 @@ class ResultsFollower:
         self.new_rows()
 
     def new_rows(self) -> list[Row]:
-        """Return the rows of rounds that were not there at the last call."""
+        """Return the rows that were not there at the last call."""
         try:
             status = self.metrics_path.stat()
         except FileNotFoundError:
@@ -198,12 +198,12 @@ class ResultsFollower:
         return [row for row in rows if int(row["round"]) > since]
 
     def summary(self) -> Mapping[str, Any]:
-        """Return summary.json, empty as long as there is no new one."""
+        """Return summary.json, or an empty mapping until there is a new one."""
         if _stamp(self.folder / SUMMARY) in (None, self._summary_before):
             return {}
         try:
             return read_summary(self.folder)
-        except ValueError:  # an unreadable one is no end of a run
+        except ValueError:  # an unreadable summary does not end a run
             return {}
 
 
@@ -214,7 +214,7 @@ def read_rows(path: Path) -> list[Row]:
 
     Raises:
         OSError: if it is missing or cannot be read.
-        DamagedFileError: if a line is no JSON object with its round.
+        DamagedFileError: if a line is not a JSON object with its round.
     """
     return _rows_of(path.read_bytes().rpartition(b"\n")[0], path)
 
@@ -226,7 +226,7 @@ def _rows_of(lines: bytes, path: Path) -> list[Row]:
         raise DamagedFileError(f"{path} is damaged: {error}") from None
     for number, row in enumerate(rows, 1):
         if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
-            raise DamagedFileError(f"{path} is damaged: line {number} is no row with its round")
+            raise DamagedFileError(f"{path} is damaged: line {number} is not a row with its round")
     return rows
 
 
@@ -241,22 +241,22 @@ def rows_sha256(rows: Iterable[Row]) -> str:
 
 
 def fits_rows(summary: Mapping[str, Any], rows: Iterable[Row]) -> bool:
-    """Return whether a summary.json is of these rows, or does not say of which it is."""
+    """Return whether a summary.json belongs to these rows, or does not say to which."""
     return summary.get("metrics_sha256") in (None, rows_sha256(rows))
 
 
 def check_rows(path: Path, rows: list[Row], summary: Mapping[str, Any]) -> None:
-    """Raise a DamagedFileError if metrics.jsonl is not the one of summary.json."""
+    """Raise a DamagedFileError if metrics.jsonl is not the one that summary.json names."""
     if not fits_rows(summary, rows):
         raise DamagedFileError(f"{path} is damaged or of another run: {SUMMARY} has another hash")
 
 
 def read_config(folder: Path, summary: Mapping[str, Any]) -> str:
-    """Return the text of config.yaml; ``summary`` is that of the folder, empty without one.
+    """Return the text of config.yaml; ``summary`` is the folder's, empty without one.
 
     Raises:
         OSError: if it is missing or cannot be read.
-        DamagedFileError: if it is not the one of the summary.
+        DamagedFileError: if it is not the one that the summary names.
     """
     path = folder / CONFIG
     try:
@@ -265,8 +265,8 @@ def read_config(folder: Path, summary: Mapping[str, Any]) -> str:
         raise DamagedFileError(f"{path} is damaged: {error}") from None
     if summary.get("config_sha256") not in (None, text_sha256(text)):
         raise DamagedFileError(
-            f"{path} is damaged or of another run: {SUMMARY} has another hash (or the run was "
-            "resumed and has not ended: resume it again)"
+            f"{path} is damaged or of another run: {SUMMARY} has another hash. If the run was "
+            "resumed and has not ended, resume it again"
         )
     return text
 
@@ -276,7 +276,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
     Raises:
         OSError: if it is missing or cannot be read.
-        DamagedFileError: if it is not what was written.
+        DamagedFileError: if it differs from what was written.
     """
     path = folder / SUMMARY
     try:
@@ -338,8 +338,8 @@ def finite(value: Any) -> Any:
 def totals(rows: list[Row]) -> dict[str, Any]:
     """Return the figures of summary.json that follow from the rows.
 
-    ``seconds`` is the sum over rounds; ``seconds_per_round`` the median without the first round,
-    in which workers start; neither holds the evaluation at the server.
+    ``seconds`` is the sum over rounds. ``seconds_per_round`` is the median without the first round,
+    in which workers start. Neither includes the evaluation at the server.
     """
     rounds = [row for row in rows if row["round"] > 0]
     evaluated = [row for row in rows if row.get("accuracy") is not None]
@@ -390,7 +390,7 @@ def _parse_lines(text: str) -> list[Row]:
 
 
 def _no_number(word: str) -> None:
-    """Stand for NaN and Inf of files of version 0.1."""
+    """Return None for NaN and Inf, which files of version 0.1 may have."""
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

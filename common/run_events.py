@@ -1,14 +1,13 @@
 """Run events: a ServerApp's recipe, rows and summary as lines of its log, for runtime=deployment.
 
-Flower 1.39 sends no file from a ServerApp to whoever submitted the run. The SuperLink only keeps
-what the ServerApp prints and serves it as the run's log, also after the end. An event is one line
-of that log: a mark, the run's key, JSON.
+Flower 1.39 cannot send a file from a ServerApp to whoever submitted the run. The SuperLink only
+keeps what the ServerApp prints and serves it as the run's log, also after the end. An event is one
+line of that log: a mark, the run's key, JSON.
 
-Only the ServerApp can write events, although text from a site may reach its log (the reason of an
-error): the mark is taken out of such text. The ServerApp draws a random key, the reader takes the
-key of the first event and ignores events with another key, and a site cannot read the log, so it
-cannot learn the key. A key in the run config would protect nothing:
-Flower hands the run config to every ClientApp.
+Text from a site may reach the log (the reason of an error), but only the ServerApp can write
+events: it removes the mark from such text, and draws a random key. The reader takes the key of the
+first event and ignores events with another key. A site cannot read the log, so it cannot learn the
+key. A key in the run config would protect nothing, because Flower gives it to every ClientApp.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ def encode(event: Event) -> str:
 
 
 def decode(line: str, key: str = "") -> Event | None:
-    """Return the event in a line, which other output may precede; None if there is none.
+    """Return the event in a line, after any other output; None if there is no event.
 
-    ``key`` is that of the run's events, "" before the first.
+    ``key`` is the key of the run's events, or "" before the first.
     """
     found = re.search(rf"{EVENT_MARK} ({key or '[0-9a-f]{32}'}) (.*)", line)
     try:

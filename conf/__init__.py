@@ -14,17 +14,21 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException, InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+from omegaconf.errors import (
+    InterpolationKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 from yaml import YAMLError
 
 from fedhet.common.errors import ConfigError
-from fedhet.conf.arguments import check_arguments
 from fedhet.conf.check import checked
 from fedhet.conf.composition import composed
 from fedhet.conf.composition import quoted as quoted
@@ -33,7 +37,6 @@ from fedhet.conf.mistakes import explain, one_line
 from fedhet.conf.project import FOLDER as FOLDER
 from fedhet.conf.project import code_hash, conf_folders, own_code
 from fedhet.conf.relations import joined_methods
-from fedhet.conf.renamed import refuse_old_keys
 
 PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")
 # Where a run happens and what it writes: each site's own, not part of the recipe.
@@ -106,7 +109,6 @@ _handed_over: dict[tuple[tuple[str, ...], tuple[Path, ...]], DictConfig] = {}
 
 @lru_cache(maxsize=64)  # a simulation's worker composes once, not once a message
 def _checked_recipe(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    refuse_old_keys(overrides)
     try:
         recipe = composed(overrides)
     except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
@@ -147,22 +149,49 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     refer to as ``${task.classifier_tensors}``.
     """
     try:
-        with _model_known(recipe, classifier_tensors):
-            node = OmegaConf.select(recipe, key)
-            check_arguments(node, key)
-            part = instantiate(node, _convert_="all")
+        with model_known(recipe, classifier_tensors):
+            part = instantiate(OmegaConf.select(recipe, key), _convert_="all")
     except InterpolationKeyError as error:
         raise ConfigError(
             f"{key} refers to keys of a method that strategy={method_name(recipe)} does not have: "
             f"{one_line(str(error))}. (A part such as strategy/aggregator=maecho goes with "
             "strategy=maecho.)"
         ) from None
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key} is not set") from None
     except InstantiationException as error:
-        if isinstance(error.__cause__, ValueError):  # ours: it names the key and what is allowed
-            raise error.__cause__ from None
-        raise
+        raise _refused(key, error) from None
     # sums over sides must not depend on the order in which strategy=[...] names the methods
     return dict(sorted(part.items())) if isinstance(part, dict) else part
+
+
+def _refused(key: str, error: InstantiationException) -> Exception:
+    """Return why the classes of a node cannot be built."""
+    cause = error.__cause__
+    if isinstance(cause, ValueError):  # ours: it names the key and what is allowed
+        return cause
+    if str(error).startswith("Error locating target"):
+        return ConfigError(f"{key}._target_ cannot be imported: {one_line(str(cause))}")
+    if isinstance(cause, TypeError):
+        return ConfigError(f"{key} cannot be built: {one_line(str(cause))}")
+    return error
+
+
+def check_loggers(loggers: DictConfig) -> None:
+    """Refuse loggers that are not there, or do not take their arguments; none is built.
+
+    Only the server has their packages, and some of them begin to write.
+    """
+    for name, node in _plain(loggers, resolve=True).items():
+        target = node.pop("_target_")
+        try:
+            signature(get_object(target)).bind(**node)
+        except ImportError as error:
+            why = one_line(str(error))
+            line = f"logger.{name}._target_={target} cannot be imported: {why}"
+            raise ConfigError(line) from None
+        except TypeError as error:
+            raise ConfigError(f"logger.{name} cannot be built: {error}") from None
 
 
 def build_local_optimizer(recipe: DictConfig, classifier_tensors: int) -> Any:
@@ -183,18 +212,18 @@ def _plain(node: DictConfig, *, resolve: bool) -> dict[str, Any]:
 
 def resolved(recipe: DictConfig, classifier_tensors: int) -> dict[str, Any]:
     """Return the recipe with all references resolved, as plain values."""
-    with _model_known(recipe, classifier_tensors):
+    with model_known(recipe, classifier_tensors):
         return _plain(recipe, resolve=True)
 
 
 def config_yaml(recipe: DictConfig, classifier_tensors: int) -> str:
     """Return the recipe with all references resolved, as YAML."""
-    with _model_known(recipe, classifier_tensors):
+    with model_known(recipe, classifier_tensors):
         return OmegaConf.to_yaml(recipe, resolve=True)
 
 
 @contextmanager
-def _model_known(recipe: DictConfig, classifier_tensors: int) -> Iterator[None]:
+def model_known(recipe: DictConfig, classifier_tensors: int) -> Iterator[None]:
     """Let recipes refer to ``${task.classifier_tensors}`` inside the block.
 
     It edits the recipe, since a copy takes 20 ms, and a run has a dozen parts.

@@ -2,8 +2,8 @@
 
 Every command composes through ``conf.compose``, and Hydra's own composition passes through
 ``checked``, so this is the one place where fixed keys are checked. What needs the code of a class
-(torch), the data or the model is checked after it: ``fedhet.conf.arguments``, constructors,
-``fedhet.server_app.assembly``.
+(torch), the data or the model is checked after it: by the classes (``fedhet.common.configured``)
+and by ``fedhet.server_app.assembly``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from fedhet.common.configured import shown
 from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.common.kinds import MOST, in_words
+from fedhet.common.nested import leaves
 from fedhet.conf.mistakes import (
     begins_anew,
     check_option,
@@ -28,7 +30,6 @@ from fedhet.conf.mistakes import (
     value_at,
 )
 from fedhet.conf.relations import check_relations
-from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import Key, fields_of, locate, variants_of
 
@@ -36,7 +37,7 @@ _UNRESOLVED = ("optimizers", "paper", "choice")  # of classes, or read by one co
 _OF_STRATEGY = ("personal", "phases", "allow_stacked_corrections")  # the rest is built
 _REFERENCE = re.compile(r"\$\{(?:[\w.]+:)?([A-Za-z_]\w*(?:\.\w+)*)")
 _OPTION = re.compile(r"(?:\+\+)?task\.(data_options|model_options)\.(\w+)[.=]")
-_OPEN = ("strategy.requires", "strategy.methods", "paper", "choice", "local.optimizers", "logger")
+_OPEN = ("strategy.methods", "paper", "choice", "local.optimizers", "logger")
 
 
 def checked(recipe: DictConfig, words: Sequence[str] = ()) -> DictConfig:
@@ -99,16 +100,6 @@ def _wrong_values(values: Mapping[str, Any]) -> dict[str, str]:
 def _replaced(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
     first, *rest = path
     return {**values, first: _replaced(values[first], rest, value) if rest else value}
-
-
-def shown(value: Any) -> str:
-    """Return a value as the command line has it."""
-    if isinstance(value, list):
-        return f"[{','.join(map(shown, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{shown(one)}' for key, one in value.items())}}}"
-    words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def _resolved(plain: Any, node: Any, path: tuple[str, ...]) -> Any:
@@ -233,7 +224,7 @@ def _check_unread(plain: Mapping[str, Any], words: Sequence[str]) -> None:
     others = [key for key in plain if key not in fields_of(Recipe)]
     if not added and not others:
         return
-    read = {name for _, text in leaves(plain, ".") for name in _REFERENCE.findall(str(text))}
+    read = {name for _, text in leaves(plain) for name in _REFERENCE.findall(str(text))}
     for key in [*others, *added]:
         if not any(_covers(key, name) for name in read) and not _is_built(plain, key):
             raise ConfigError(unknown_key(key, value_at(plain, key.split(".")), plain))

@@ -20,7 +20,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from fedhet.conf.project import FOLDER, conf_folders, register_project_recipes
+from fedhet.conf.catalogue import options
+from fedhet.conf.project import FOLDER, conf_folders, register_recipes
 
 _OPEN = re.compile(r"task\.(data_options|model_options|lora)[.=]")
 
@@ -68,13 +69,14 @@ def quoted(text: str) -> str:
 def _is_value(override: Override, folders: Sequence[Path]) -> bool:
     """Return whether an override sets a value in what the files give, and chooses none of them."""
     key = override.key_or_group
-    chooses = override.package is not None or any((folder / key).is_dir() for folder in folders)
+    is_group = key in options() or any((folder / key).is_dir() for folder in folders)
+    chooses = is_group or override.package is not None
     return not (chooses or override.is_sweep_override() or override.is_hydra_override())
 
 
 @lru_cache(maxsize=32)
 def _of_files(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
     GlobalHydra.instance().clear()
-    register_project_recipes()
+    register_recipes()
     with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
         return hydra_compose(config_name="config", overrides=list(overrides))

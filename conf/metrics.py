@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.common.metrics import (
+    BEST,
     CLIENT,
+    HERE,
     METRICS,
-    evaluation_of,
+    RECEIVED,
+    MetricName,
     figures_of,
     is_own,
     is_taken,
@@ -19,8 +23,7 @@ from fedhet.common.metrics import (
 from fedhet.conf.project import is_function_name
 from fedhet.conf.schema import FIGURES
 
-_RECEIVED = "received_"
-_SWITCHES = {CLIENT: "evaluation.clients", _RECEIVED: "evaluation.received"}
+_SWITCHES = {CLIENT: "evaluation.clients", RECEIVED: "evaluation.received"}
 _SUMMED = ("accuracy", "loss")  # what a secure sum has of metrics
 _LOCAL = "strategy/differential_privacy=local"
 
@@ -89,14 +92,13 @@ def _check_direction(values: Mapping[str, Any]) -> None:
     own, stopping = own_names(values["evaluation"]["metrics"]), values["early_stopping"]
     metric, best = stopping["metric"], values["checkpoint"]["best"]
     told = "say early_stopping.mode=max (larger values are better) or min"
-    if isinstance(best, str) and best != metric and best.removeprefix(evaluation_of(best)) in own:
+    if isinstance(best, str) and best != metric and MetricName.read(best).name in own:
         raise ConfigError(
             f"checkpoint.best={best} goes by a function of yours: set checkpoint.best=true and "
             f"early_stopping.metric={best}, and {told}"
         )
     goes_by = stopping["patience"] is not None or best in (True, metric)
-    is_of_own = metric.removeprefix(evaluation_of(metric)) in own
-    if goes_by and is_of_own and stopping["mode"] == "auto":
+    if goes_by and MetricName.read(metric).name in own and stopping["mode"] == "auto":
         raise ConfigError(
             f"early_stopping.metric={metric} goes by a function of yours, and "
             f"early_stopping.mode=auto knows fedhet's own metrics alone: {told}"
@@ -111,16 +113,17 @@ def _require(
 ) -> None:
     """Refuse a value that is not allowed; of a regression no accuracy is named as an option.
 
-    The defaults name one, and are refused only where a run would go by it (server_app/best_round).
+    The defaults name one, and are refused only where a run would go by it (server_app/run.py).
     """
     options = list(allowed)
     if value in options:
         return
     if kind == "regression":
         options = [name for name in options if not name.endswith("accuracy")]
-    base = value.removeprefix("best_").removeprefix(CLIENT).removeprefix(_RECEIVED)
+    name = MetricName.read(value.removeprefix(BEST))
+    base = str(replace(name, where=HERE)) if name.where in (HERE, *_SWITCHES) else value
     steps = [f"add {base} to evaluation.metrics"] if base not in options else []
-    steps += [f"set {switch}=true" for prefix, switch in _SWITCHES.items() if prefix in value]
+    steps += [f"set {_SWITCHES[name.where]}=true"] if name.where in _SWITCHES else []
     if more and base in (*METRICS, *_SUMMED, *options) and steps:
         raise ConfigError(
             f"{key}={value} is not measured: {', and '.join(steps)}; allowed: {', '.join(options)}"
@@ -142,8 +145,8 @@ def _sent(strategy: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 def hides_scores(strategy: Mapping[str, Any]) -> str | None:
     """Return what keeps a single client's scores from the server, as a word; None: nothing."""
-    side = strategy["client_sides"].get("differential_privacy") or {}
-    if str(side.get("_target_")).endswith(".LocalPrivacyClient"):
+    privacy = strategy.get("differential_privacy") or {}
+    if str(privacy.get("_target_")).endswith(".mechanisms.Local"):
         return _LOCAL
     return "strategy/secure_aggregation" if strategy.get("secure_aggregation") else None
 
@@ -157,9 +160,9 @@ def _measured(evaluation: Mapping[str, Any], sent: Sequence[str]) -> list[str]:
     of_clients = evaluation["model"] == "clients"
     here = _with_summed([row_name(word) for word in evaluation["metrics"]])
     names = list(sent) if of_clients else here
-    at_clients = [f"{CLIENT}{name}" for name in names] if evaluation["clients"] else []
-    received = [f"{_RECEIVED}{name}" for name in sent] if evaluation["received"] else []
-    return [*names, *at_clients, *received]
+    at_clients = [MetricName(name, CLIENT) for name in names] if evaluation["clients"] else []
+    received = [MetricName(name, RECEIVED) for name in sent] if evaluation["received"] else []
+    return [*names, *map(str, [*at_clients, *received])]
 
 
 def _check_stopping(values: Mapping[str, Any]) -> None:
@@ -174,6 +177,13 @@ def _check_stopping(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{key} goes by evaluations, but evaluation.every=0 has none before the end; set "
             "evaluation.every to 1 or more"
+        )
+    name = MetricName.read(values["early_stopping"]["metric"] if best is True else str(best))
+    if best and name.where == RECEIVED:
+        raise ConfigError(
+            f"checkpoint.best={chosen} goes by {name}, which is measured on the model before a "
+            "round and not on the one that is kept: choose another metric, such as "
+            f"{replace(name, where=CLIENT)}"
         )
     if best and evaluation["model"] == "clients":
         raise ConfigError(

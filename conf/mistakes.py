@@ -16,15 +16,17 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from fedhet.common.errors import ConfigError, did_you_mean, is_list
+from fedhet.common.nested import leaves
+from fedhet.conf.catalogue import LOCAL_OPTIMIZERS, METHODS, methods, options
 from fedhet.conf.composition import can_be_read, quoted, typed, with_open_keys
-from fedhet.conf.project import FOLDER, conf_folders, where_looked
-from fedhet.conf.renamed import leaves
+from fedhet.conf.project import conf_folders, where_looked
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of, variants_of
 
 SEVERAL = "Ambiguous value for argument"  # Hydra's, too
 NO_OPTION = "Config group override must be"  # Hydra's ValueError
 _SHOWN = 4  # options that an error lists
+_WITH_CLASSES = ("strategy", "schedule", "system", "attack")  # nodes with keys of their classes
 _PACKAGE = re.compile(r"# @package (\S+)")  # Hydra's, in the first line of a file
 _LINES = 200  # characters of a message that is not ours
 _NO_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
@@ -69,8 +71,8 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
 def known_keys(values: Mapping[str, Any]) -> list[str]:
     """Return the keys with a value that a recipe has, and those of the schema that it could."""
     fixed = [key.name for key in keys_below(Recipe, (), tags_of(values))]
-    strategy = values.get("strategy", {})
-    own = [key for key, _ in leaves({"strategy": strategy}, ".") if "._target_" not in key]
+    nodes = {name: values.get(name) for name in _WITH_CLASSES}
+    own = [key for key, _ in leaves(nodes) if "._target_" not in key]
     return list(dict.fromkeys([*fixed, *own]))
 
 
@@ -179,13 +181,15 @@ def check_option(group: str, option: Any) -> None:
 def options_of(group: str, folders: Sequence[Path] | None = None) -> list[str]:
     """Return the options of a config group, by default the project's included."""
     where = [folder / group for folder in folders or conf_folders()]
-    return sorted(path.stem for folder in where for path in folder.glob("*.yaml"))
+    files = {path.stem for folder in where for path in folder.glob("*.yaml")}
+    return sorted({*files, *(methods() if group == METHODS else options().get(group, ()))})
 
 
 def method_lines() -> dict[str, str]:
-    """Return the first comment of every method's recipe, by its name, the project's included."""
-    files = [path for folder in conf_folders() for path in (folder / "strategy").glob("*.yaml")]
-    return {path.stem: first_comment(path) for path in sorted(files, key=lambda path: path.stem)}
+    """Return what each method is, by its name; the project's recipes included."""
+    own = [path for folder in conf_folders()[1:] for path in (folder / METHODS).glob("*.yaml")]
+    found = {name: one["summary"] for name, one in methods().items()}
+    return dict(sorted({**found, **{path.stem: first_comment(path) for path in own}}.items()))
 
 
 def first_comment(path: Path) -> str:
@@ -230,39 +234,18 @@ def _groups(folders: Sequence[Path]) -> list[str]:
         for folder in folders
         for path in folder.glob("**/*.yaml")
     }
+    found |= {METHODS, *options()} - {LOCAL_OPTIMIZERS}
     return sorted(name for name in found if name != "." and not name.startswith("base"))
 
 
-def keys_of_methods() -> Mapping[str, Sequence[str]]:
-    """Return the methods' own keys below ``strategy``, each with the recipes that have it."""
-    return _keys_of_methods(conf_folders())
-
-
 @cache
-def _keys_of_methods(folders: Sequence[Path]) -> Mapping[str, Sequence[str]]:
+def keys_of_methods() -> Mapping[str, Sequence[str]]:
+    """Return the methods' own keys below ``strategy``, each with the methods that have it."""
     found: dict[str, list[str]] = {}
-    paths = [path for folder in folders for path in (folder / "strategy").glob("*.yaml")]
-    for path in sorted(paths, key=lambda path: path.stem):
-        for key in _own_keys(path):
-            found.setdefault(key, []).append(path.stem)
+    for name, one in sorted(methods().items()):
+        for key in one["keys"]:
+            found.setdefault(key, []).append(name)
     return found
-
-
-def _own_keys(path: Path) -> set[str]:
-    text, content = path.read_text(encoding="utf-8"), _loaded(path)
-    bases = [one for one in content.get("defaults", []) if isinstance(one, str)]
-    found = set()
-    for base in bases:
-        if base.startswith("/base/"):
-            found |= _own_keys(FOLDER / f"{base[1:]}.yaml")
-    content = content if text.startswith("# @package _global_") else {"strategy": content}
-    nodes = content.get("strategy", {})
-    fixed = {*fields_of(fields_of(Recipe)["strategy"].annotation)}  # type: ignore[arg-type]
-    fixed.discard("asynchronous")  # null but for the methods that have its keys
-    return found | {
-        f"strategy.{key}"
-        for key, _ in leaves({name: node for name, node in nodes.items() if name not in fixed}, ".")
-    }
 
 
 def options_with(key: str) -> Sequence[str]:
@@ -291,7 +274,7 @@ def _owners(key: str) -> list[str]:
     found = [
         f"{group}={one}"
         for one in (options_of(group) if group else ())
-        if rest in [name for name, _ in leaves(_content_of(group, one), ".")]
+        if rest in [name for name, _ in leaves(_content_of(group, one))]
     ]
     first = key.partition(".")[0]
     return found or [f"{first}={option}" for option in options_with(key)]
@@ -308,7 +291,9 @@ def _group_of(key: str) -> tuple[str, str]:
 
 
 def _content_of(group: str, option: str) -> dict[str, Any]:
-    """Return what an option's file has below its group."""
+    """Return what an option has below its group."""
+    if option in options().get(group, ()):
+        return options()[group][option]["node"]
     path = next(
         one for folder in conf_folders() if (one := folder / group / f"{option}.yaml").is_file()
     )

@@ -26,8 +26,12 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.errors import ConfigError
+from fedhet.conf.catalogue import METHODS, methods, options
+from fedhet.conf.catalogue_source import CatalogueSource
 
 FOLDER = Path(__file__).resolve().parent
+# The papers' experiments stand beside conf/ in a clone, a wheel and an app bundle.
+PAPERS = tuple(sorted(FOLDER.parent.glob("reproductions/*/conf")))
 _TABLE = "[tool.fedhet]"
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_<][\w.<>]*")
 _CODE = (".py", ".yaml")
@@ -86,10 +90,17 @@ def _read(path: Path) -> Project | None:
         )
     for recipe in sorted(found.recipes.rglob("*.yaml")):
         name = recipe.relative_to(found.recipes)
-        if (FOLDER / name).exists():
+        known = any((folder / name).exists() for folder in (FOLDER, *PAPERS))
+        if known or _in_catalogue(name):
             raise ConfigError(f"{recipe}: fedhet has a recipe {name}, too; rename yours")
         _text(recipe, recipe.read_bytes())
     return found
+
+
+def _in_catalogue(recipe: Path) -> bool:
+    """Return whether a recipe file has the name of a method or an option of fedhet's."""
+    group = recipe.parent.as_posix()
+    return recipe.stem in (methods() if group == METHODS else options().get(group, ()))
 
 
 def _text(path: Path, content: bytes) -> str:
@@ -125,23 +136,25 @@ def _is_project(folder: Path) -> bool:
 
 
 def conf_folders() -> tuple[Path, ...]:
-    """Return the folders that recipes are composed from: fedhet's and the project's."""
+    """Return the folders that recipes are composed from: fedhet's, the papers', the project's."""
     found = project()
-    return (FOLDER,) if found is None else (FOLDER, found.recipes)
+    return (FOLDER, *PAPERS, *([found.recipes] if found else []))
 
 
-class _ProjectRecipes(SearchPathPlugin):
-    """Lets Hydra find the project's recipes."""
+class _Recipes(SearchPathPlugin):
+    """Lets Hydra find the catalogue (conf/catalogue_source.py) and recipes outside conf/."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the project's folder."""
+        """Append the catalogue and the folders of the papers and of the project."""
+        search_path.append("fedhet", "catalogue://")
         for folder in conf_folders()[1:]:
-            search_path.append("project", f"file://{folder}")
+            search_path.append("fedhet", f"file://{folder}")
 
 
-def register_project_recipes() -> None:
-    """Let Hydra find the project's recipes, in this process."""
-    Plugins.instance().register(_ProjectRecipes)
+def register_recipes() -> None:
+    """Let Hydra find all recipes, in this process."""
+    Plugins.instance().register(CatalogueSource)
+    Plugins.instance().register(_Recipes)
 
 
 # ------------------------------------------------------------------------------------------- code

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.errors import ConfigError, require_choice
+from fedhet.conf.catalogue import method_of
 from fedhet.conf.metrics import check_metrics
 from fedhet.conf.mistakes import option_of_target
 
@@ -68,8 +69,8 @@ def joined_methods(methods: Iterable[Any]) -> str:
 def check_slots(strategy: Mapping[str, Any]) -> None:
     """Refuse two methods that replace the same slot: the order of their names would decide."""
     owners: dict[str, str] = {}
-    for method, slots in sorted(strategy["methods"].items()):
-        for slot in slots:
+    for method, path in sorted(strategy["methods"].items()):
+        for slot in method_of(path)["replaces"]:
             if slot in owners:
                 raise ConfigError(
                     f"strategy=[{owners[slot]},{method}]: both replace the {slot}, and there is "
@@ -80,21 +81,20 @@ def check_slots(strategy: Mapping[str, Any]) -> None:
 
 def check_requirements(recipe: DictConfig) -> None:
     """Refuse settings that a method of the recipe cannot have."""
-    for key, needed in recipe.strategy.requires.items():
-        found = OmegaConf.select(recipe, str(key))
-        if found != needed:
-            method = joined_methods(recipe.strategy.methods)
-            name, found, needed = _as_written(str(key), found, needed)
-            raise ConfigError(f"{name}={found}, and strategy={method} needs {name}={needed}")
+    for method, path in recipe.strategy.methods.items():
+        for key, needed in method_of(str(path))["requires"].items():
+            found = OmegaConf.select(recipe, key)
+            if found != needed:
+                name, found, needed = _as_written(key, found, needed)
+                raise ConfigError(f"{name}={found}, and strategy={method} needs {name}={needed}")
 
 
 def _as_written(key: str, found: Any, needed: Any) -> tuple[str, Any, Any]:
     """Return a key and its values as one writes them: a slot's class is an option of its group."""
-    slot = key.removesuffix("._target_")
-    if slot == key:
-        return key, found, needed
-    group = slot.replace(".", "/")
-    return group, option_of_target(group, str(found)), option_of_target(group, str(needed))
+    group = key.replace(".", "/")
+    if OmegaConf.is_config(found) and "_target_" in found:
+        return group, option_of_target(group, str(found["_target_"])), needed or "method"
+    return key, found, needed
 
 
 def _check_length(local: Mapping[str, Any]) -> None:
@@ -218,7 +218,7 @@ def _check_attack(values: Mapping[str, Any]) -> None:
             f"attack {name} is for simulations, and runtime={values['runtime']['name']} with "
             "runtime.simulation=false has real clients: set attack=none"
         )
-    if not attack["allow"]:
+    if not attack.get("allow"):
         raise ConfigError(
             f"attack {name} makes clients of this run hostile on purpose, and attack.allow=false: "
             "set attack.allow=true if you mean it, or attack=none"

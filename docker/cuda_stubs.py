@@ -3,9 +3,9 @@
 python cuda_stubs.py FOLDER    the libraries, at FOLDER/path/of/site-packages/nvidia/cu13/lib
 
 PyPI's torch for Linux is linked to 3 GB of CUDA's libraries, and Python cannot import it without
-them, although nothing calls them where there is no GPU. What torch misses of them is defined here:
-each function says that it is missing and ends the process. Needs gcc; the image's target cpu-pypi
-runs it.
+them, although nothing calls them without a GPU. This program defines the functions that torch
+needs: each says that it is missing and ends the process. The program needs gcc; the image's target
+cpu-pypi runs it.
 """
 
 import re
@@ -27,7 +27,7 @@ void missing(void) {
 
 
 def main() -> None:
-    """Make what the installed torch misses."""
+    """Make the libraries that the installed torch lacks."""
     (packages,) = Path("/opt/venv/lib").glob("python3.*/site-packages")
     said = ldd(packages / LOADED)
     libraries = sorted(set(re.findall(r"^\s*(\S+) => not found", said, re.MULTILINE)))
@@ -42,14 +42,14 @@ def main() -> None:
 
 
 def ldd(library: Path) -> str:
-    """Return what the loader says of a library, with all symbols resolved."""
+    """Return what the loader says about a library, with all symbols resolved."""
     return subprocess.run(
         ["ldd", "-r", library], capture_output=True, text=True, check=False
     ).stdout
 
 
 def link(path: Path, source: str, *options: str) -> None:
-    """Compile a shared library; the others of its folder are found beside it."""
+    """Compile a shared library, which finds the others of its folder."""
     words = ["gcc", "-shared", "-fPIC", "-O1", f"-Wl,-soname,{path.name}", "-Wl,-rpath,$ORIGIN"]
     command = [*words, "-x", "c", "-", "-o", str(path), *options]
     subprocess.run(command, input=source, text=True, check=True)

@@ -1,16 +1,17 @@
 """An executor's fork server: a process for each message, forked from one that has torch loaded.
 
 Flower's SuperExec starts `flwr-clientapp` and `flwr-serverapp` as commands, and each of them
-imports Flower and torch: 3 s of CPU time for every message. Here they are forked from a process of
-its own (this file as a program) that has imported installed packages and nothing else: it has no
-code of a run, no connection, no thread, no GPU, no secret. What an app does ends with its process.
+imports Flower and torch: 3 s of CPU time for every message. This file, run as a program, is a
+separate process from which they are forked. It has imported installed packages and nothing else: it
+has no code of a run, no connection, no thread, no GPU, no secret. What an app does ends with its
+process.
 
 An app has what Flower's executor gives it: arguments, environment, working folder, standard
-streams, and an end when the executor ends. Its token is no longer seen in `ps`, and its exit
-status, which nobody reads, is 0.
+streams, and it ends when the executor ends. `ps` no longer shows its token, and its exit status,
+which nobody reads, is 0.
 
 Flower unpacks and verifies a run's bundle for every message, and then uses the copy that the first
-message has installed. Here a message whose bundle is installed goes on at once (`install_once`).
+message has installed. Here a message uses an installed bundle at once (`install_once`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from types import ModuleType
 from typing import Any
 
 COMMANDS = ("flwr-clientapp", "flwr-serverapp")
-# What fedhet's apps import before they have done a round; none of it is a run's own code.
+# What fedhet's apps import before the end of a round; nothing here is a run's own code.
 PRELOAD = (
     "flwr.clientapp",
     "flwr.serverapp",
@@ -64,7 +65,7 @@ def install() -> None:
 
 
 def unexpected(module: ModuleType) -> str | None:
-    """Return what in Flower's module is not as this file needs it, None if all is."""
+    """Say what this file misses in Flower's module; None if nothing is missing."""
     if getattr(module, "subprocess", None) is not subprocess:
         return f"{module.__name__} starts its processes in another way than Flower 1.39's"
     missing = [name for name in COMMANDS if not entry_points(group="console_scripts", name=name)]
@@ -72,7 +73,7 @@ def unexpected(module: ModuleType) -> str | None:
 
 
 class ForkServer:
-    """Stands where Flower's executor has the module subprocess."""
+    """Replaces the module subprocess in Flower's executor."""
 
     DEVNULL = subprocess.DEVNULL
 
@@ -80,7 +81,7 @@ class ForkServer:
         self._start()
 
     def Popen(self, command: Sequence[str], **streams: Any) -> None:
-        """Fork a command; one that the server does not have is started in the ordinary way."""
+        """Fork a command, or start it in the ordinary way if the server does not have it."""
         quiet = {"stdout": self.DEVNULL, "stderr": self.DEVNULL}
         if command[0] not in COMMANDS or streams not in ({}, quiet):
             subprocess.Popen(command, **streams)
@@ -137,10 +138,10 @@ def main() -> None:
 
 
 def leave(apps: Sequence[int]) -> None:
-    """End an app as it is: Python would take all of torch apart, .4 s of CPU time a fork.
+    """End an app without taking torch apart, which would cost .4 s of CPU time per fork.
 
-    Threads and functions of atexit have ended; files that are still open are written out. A process
-    that the app itself has forked ends in Python's way, with its own exit status.
+    Threads and atexit functions have ended; open files are written out. A process that the app
+    itself has forked ends in Python's way, with its own exit status.
     """
     if os.getpid() not in apps:
         return
@@ -154,7 +155,7 @@ def leave(apps: Sequence[int]) -> None:
 def set_dumpable(allowed: bool) -> None:
     """Let processes of the same user write into this one, or not.
 
-    As in Flower's SuperExec: what one run could change here, the next one would be forked with.
+    Flower's SuperExec does the same: what one run changes here, the next run would inherit.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(allowed), 0, 0, 0)
@@ -171,13 +172,13 @@ def install_once(module: ModuleType) -> None:
     """Let Flower's ClientApp process unpack a bundle for a site's first message only.
 
     Flower unpacks a bundle, verifies the files, and then returns the installed copy if there is
-    one. A note named by the bundle's SHA-256 says that this has been done; it is written last, so
-    that no message takes an unfinished copy for a whole one.
+    one. A note named after the bundle's SHA-256 says that this is done. It is written last, so that
+    no message uses an unfinished copy.
     """
     from flwr.common.config import get_flwr_home
 
     install = getattr(module, "install_from_fab", None)
-    if install is None:  # another Flower's
+    if install is None:  # another release of Flower
         return
 
     def install_if_new(fab: bytes, *rest: Any, **options: Any) -> Path:
@@ -214,7 +215,7 @@ def next_fork(orders: socket.socket) -> dict[str, Any] | None:
 
 
 def become(order: dict[str, Any], programs: dict[str, Callable[[], object]]) -> None:
-    """Run a command as its own script would, with random numbers of its own."""
+    """Run a command as its own script would, with its own random numbers."""
     import numpy as np
     import torch
 

@@ -58,9 +58,10 @@ def ask_grpc(address: str) -> None:
 
 
 def require_connection(address: str) -> None:
-    """Raise unless this network namespace has a connection to an address, and can have another.
+    """Raise unless this network namespace has a connection to an address and can open another.
 
-    The first alone stays when the network is gone; the second alone says nothing of the SuperNode.
+    An open connection alone may remain when the network is gone; a new connection alone says
+    nothing about the SuperNode.
     """
     import psutil
 

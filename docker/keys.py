@@ -81,7 +81,7 @@ def host_alone(text: str) -> str:
     except ValueError:
         if re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", text) is None:
             raise argparse.ArgumentTypeError(
-                f"{text} must be a name or an address alone, as fl.example.org or 10.1.2.3"
+                f"{text} must be only a name or an address, such as fl.example.org or 10.1.2.3"
             ) from None
     return text
 
@@ -101,7 +101,7 @@ def make_federation(sites: int) -> None:
 def make_server(authority: Path, server: Path, hosts: Sequence[str]) -> None:
     """Make a server's folder, whose certificate is for ``hosts``.
 
-    ca.key lies in ``authority``: no container needs it, so that it may be kept elsewhere.
+    ca.key is in ``authority``: no container needs it, so you may keep it elsewhere.
     """
     for name in ("state/flwr", "results", "data", "nodes"):
         (server / name).mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def make_server(authority: Path, server: Path, hosts: Sequence[str]) -> None:
 def make_authority(key_path: Path, certificate_path: Path) -> None:
     """Make the key and the certificate of the CA that signs server certificates.
 
-    A key that is there is kept: what it has signed stays valid with the new certificate.
+    An existing key is kept: what it has signed stays valid with the new certificate.
     """
     kept = key_path.exists()
     key = load_key(key_path) if kept else ec.generate_private_key(ec.SECP384R1())
@@ -165,7 +165,7 @@ def make_certificate(authority_key: Path, keys: Path, hosts: Sequence[str]) -> N
 def new_certificate(
     key: ec.EllipticCurvePrivateKey, days: int, *, subject: x509.Name, issuer: x509.Name, ca: bool
 ) -> x509.CertificateBuilder:
-    """Return a certificate of a key, to be signed by the issuer; ``ca``: the key signs others."""
+    """Return a key's certificate for the issuer to sign; ``ca``: the key signs others."""
     now = datetime.datetime.now(datetime.UTC)
     others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     usage = x509.KeyUsage(
@@ -190,7 +190,7 @@ def new_certificate(
 
 
 def alternative_name(host: str) -> x509.GeneralName:
-    """Return a name or an address as a certificate holds it."""
+    """Return a name or an address in the form of a certificate."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

@@ -6,11 +6,11 @@ Flower's Control API, which registers nodes and sends code to them, has no login
 that it listens on keeps others out, so that address is checked before anything listens. A ${NAME}
 in a word is replaced by the environment variable.
 
-A SuperNode ends when one of its threads dies, and Docker restarts it: Flower 1.39's own continues
-without its heartbeat after an error of the SuperLink, and the server never sees it again. A
-SuperLink activates a node only for the owner of its key, which Flower 1.39's own does not check;
-and it waits for its database. An executor forks its apps from a process that has torch imported
-already (fork_executor.py).
+A SuperNode ends when one of its threads dies, and Docker restarts it. Without this, Flower 1.39's
+SuperNode continues without its heartbeat after an error of the SuperLink, and the server never sees
+it again. A SuperLink activates a node only for the owner of its key, which Flower 1.39 does not
+check, and it waits for its database. An executor forks its apps from a process that has imported
+torch (fork_executor.py).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> NoReturn:
 
 
 def become_supernode(command: Sequence[str]) -> NoReturn:
-    """Run a SuperNode in this process, which ends with the first of its threads that dies."""
+    """Run a SuperNode in this process, which ends when the first of its threads dies."""
     from flwr.supernode.cli import flower_supernode
 
     threading.excepthook = end_process
@@ -83,7 +83,7 @@ def become_superexec(command: Sequence[str]) -> NoReturn:
 
 
 def check_callers(interceptor: Any) -> None:
-    """Let Flower's interceptor refuse what a node says in the name of another.
+    """Let Flower's interceptor refuse calls of a node in the name of another.
 
     Flower 1.39 verifies that a caller owns the key that it calls with, and that the request names
     its node. It does not look at whose key ActivateNode activates: a stranger with a key of its own
@@ -112,7 +112,7 @@ def check_callers(interceptor: Any) -> None:
 
 
 def _in_anothers_name(request: Any, caller: bytes) -> str | None:
-    """Return what a request says that its caller may not; Flower checks ``request.node``."""
+    """Say what a caller may not put into this request; Flower checks ``request.node``."""
     kind = type(request).__name__
     if kind == "ActivateNodeRequest" and request.public_key != caller:
         return "the key of another node"
@@ -128,8 +128,8 @@ def _in_anothers_name(request: Any, caller: bytes) -> str | None:
 def wait_for_locks(module: Any) -> None:
     """Let each request wait a minute for its turn to write to the SuperLink's database.
 
-    Flower 1.39's own waits 5 s, and SQLite gives turns by chance: where several sites send large
-    replies at the same time, a request fails, and with it the run or a node, if it is a heartbeat.
+    Flower 1.39 waits 5 s, and SQLite gives turns by chance. If several sites send large replies at
+    the same time, a request fails, and with it the run, or a node if it is a heartbeat.
     """
     pragmas = {**dict(module.SQLITE_PRAGMAS), "busy_timeout": str(1000 * LOCK_SECONDS)}
     module.SQLITE_PRAGMAS = tuple(pragmas.items())
@@ -170,7 +170,7 @@ def check(command: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def check_release(installed: str) -> None:
-    """Refuse a release of Flower with other ports than this file closes (docs/moving-on.md)."""
+    """Refuse a release of Flower with ports that this file does not close (docs/moving-on.md)."""
     if installed.split(".")[:2] != FLOWER.split("."):
         raise Refused(
             f"flwr {installed} is installed, but these containers need {FLOWER}: other releases "
@@ -204,7 +204,7 @@ def check_superlink(arguments: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def check_supernode(arguments: Sequence[str]) -> None:
-    """Refuse a SuperNode that others than its executor could take work from."""
+    """Refuse a SuperNode if others than its executor could take work from it."""
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
     options = _parse_args_run_supernode().parse_args(arguments)

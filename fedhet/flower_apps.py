@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,30 +25,28 @@ import numpy as np
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fedhet.client_app.app import Handlers
 from fedhet.common.checksums import MODEL
+from fedhet.common.configured import Configured, fields
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import expanded
 from fedhet.conf import RunConfig, compose_overrides, overrides_of, quote
-from fedhet.conf.mistakes import options_of
-from fedhet.conf.project import FOLDER
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of
 from fedhet.load_run import MODEL_FILE
 from fedhet.server_app.app import run_recipe
-from fedhet.server_app.best_round import BEST
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.server_app.listeners.best_model import BEST
+from fedhet.strategies.method import Method
+from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import Functions
 from fedhet.tasks.losses import Loss, loss_of
 from fedhet.tasks.models.own_weights import load_own_weights
 from fedhet.tasks.own_task import refuse_unread_partition
 from fedhet.tasks.references import Function, name_of
 
-Method = str | FederatedStrategy | type[FederatedStrategy]
+AnyMethod = str | Method | type[Method]
 
 # Keys of Flower's own templates, which an app may have already.
 TEMPLATE_KEYS = {
@@ -61,14 +58,12 @@ TEMPLATE_KEYS = {
     "lr": "local.lr",
     "batch-size": "local.batch_size",
 }
-_SLOTS = {"local_lr": "local.lr"}
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def make_client_app(
     model: Function,
     data: Function,
-    method: Method | Sequence[Method] = "fedavg",
+    method: AnyMethod | Sequence[AnyMethod] = "fedavg",
     *,
     kind: str = "classification",
     loss: str | Loss | None = None,
@@ -88,8 +83,8 @@ def make_client_app(
             ``data_folder``, the node config's data-folder as a Path); without one it gives
             everybody's, which the setting ``partition`` divides. Each is a pair of arrays (inputs,
             targets), a torch Dataset, or a DataLoader, whose Dataset is used; test may be None.
-        method: one of fedhet's (``FedPVR(layers="last:2")``), its class, a recipe's name
-            ("fedpvr"), or several of them.
+        method: one of fedhet's or of your own (``FedPVR(layers="last:2")``), its class, a
+            method's name ("fedpvr"), or several of them.
         kind: classification, regression (targets (B,) or (B, k)) or segmentation (logits
             (B, C, H, W), labels (B, H, W)).
         loss: (outputs, targets) -> mean loss, or the name of one of the kind's; by default
@@ -108,7 +103,7 @@ def make_client_app(
 def make_server_app(
     model: Function,
     data: Function,
-    method: Method | Sequence[Method] = "fedavg",
+    method: AnyMethod | Sequence[AnyMethod] = "fedavg",
     *,
     kind: str = "classification",
     loss: str | Loss | None = None,
@@ -167,7 +162,7 @@ class _App:
         cls,
         model: Function,
         data: Function,
-        method: Method | Sequence[Method],
+        method: AnyMethod | Sequence[AnyMethod],
         kind: str,
         loss: str | Loss | None,
         test_data: Function | None,
@@ -193,11 +188,11 @@ class _App:
         several = isinstance(method, (list, tuple))
         methods: Sequence[Any] = method if several else [method]  # type: ignore[assignment]
         found: Any = loss_of(kind, loss) if loss is None or isinstance(loss, str) else loss
-        names = [_recipe_of(one) for one in methods]
-        words = [f"strategy=[{','.join(names)}]", *_words(own), *_words(settings or {})]
-        for one, name in zip(methods, names, strict=True):
-            if isinstance(one, FederatedStrategy) and one.arguments:
-                words += _argument_words(one, name, compose_overrides(tuple(words)))
+        words = [f"strategy=[{','.join(map(_word_of, methods))}]", *_words(own)]
+        for one in methods:
+            if isinstance(one, Configured):
+                words += _words(_parameters(one))
+        words += _words(settings or {})
         refuse_unread_partition(data, words)
         compose_overrides(tuple(words))  # refuses what is wrong when the app is imported
         return cls(tuple(words), Functions(data, model, test_data, found))
@@ -247,49 +242,39 @@ def _value(value: Any) -> str:
     return json.dumps(value.item() if isinstance(value, np.generic) else value)
 
 
-def _recipe_of(method: Method) -> str:
-    """Return the name of a method's recipe: its class's in small letters, or its file's."""
+def _word_of(method: AnyMethod) -> str:
+    """Return the method as ``strategy=`` takes it: its name, or its class if it is the user's."""
     if isinstance(method, str):
         return method.strip("[]")
     kind = method if isinstance(method, type) else type(method)
-    options, ours = options_of("strategy"), options_of("strategy", (FOLDER,))
-    is_ours = kind.__module__.startswith("fedhet.strategies.")
-    names = kind.__name__.lower(), kind.__module__.rpartition(".")[2]
-    for name in names:
-        if name in options and (name in ours) == is_ours:
-            if is_ours:
-                return name
+    if kind.__module__.startswith("fedhet.strategies."):
+        return str(kind.name)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _parameters(method: Configured) -> dict[str, Any]:
+    """Return the parameters that were given to a method, by their keys."""
+    known = fields(type(method))
+    found: dict[str, Any] = {}
+    for name in method.given:
+        field, value = known[name], getattr(method, name)
+        if field.in_code:
             raise ConfigError(
-                f"method={kind.__module__}.{kind.__name__}: an app takes a method of your own by "
-                f"its recipe's name, {name!r}; what the class itself does would not be run"
+                f"{type(method).__name__}({name}=...) cannot be taken into an app: name what it "
+                "says in settings, such as {'strategy/aggregator': 'median'} (docs/keys.md)"
             )
-    raise ConfigError(
-        f"method={kind.__module__}.{kind.__name__} has no recipe: it is none of "
-        f"{', '.join(options)}. A method of your own needs one (docs/own.md)"
-    )
+        if isinstance(value, Configured):
+            found |= _section(value, field.default)
+        else:
+            found[field.key or f"{type(method).section}.{name}"] = value
+    return found
 
 
-def _argument_words(method: FederatedStrategy, name: str, recipe: DictConfig) -> list[str]:
-    """Return the constructor's arguments as overrides of the recipe's keys."""
-    words = []
-    for argument, value in method.arguments.items():
-        key = _SLOTS.get(argument) or _key_of(argument, name, recipe)
-        if key is None or not isinstance(value, (bool, int, float, str, type(None))):
-            raise ConfigError(
-                f"{type(method).__name__}({argument}=...) cannot be taken into an app: set the "
-                f"recipe's key in settings, such as {{'strategy.{name}.KEY': value}} (docs/keys.md)"
-            )
-        words += _words({key: value})
-    return words
-
-
-def _key_of(argument: str, name: str, recipe: DictConfig) -> str | None:
-    """Return the key of the recipe's strategy that has this argument's name."""
-    plain: Any = OmegaConf.to_container(recipe.strategy)
-    sections = [name, *(key for key in plain if key != name and not key.endswith("_sides"))]
-    for section in sections:
-        node = plain.get(section)
-        if isinstance(node, dict) and argument in node:
-            reference = _REFERENCE.fullmatch(str(node[argument]))
-            return reference[1] if reference else f"strategy.{section}.{argument}"
-    return None
+def _section(given: Configured, default: Configured) -> dict[str, Any]:
+    """Return a section's parameters that were given, or that the method's default changes."""
+    changed = {
+        f"{given.section}.{name}": getattr(given, name)
+        for name, field in fields(type(given)).items()
+        if not field.key and getattr(given, name) != getattr(default, name)
+    }
+    return changed | _parameters(given)

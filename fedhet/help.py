@@ -13,14 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhet.commands import table_console
+from fedhet.common.configured import shown
 from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.common.kinds import short_words
+from fedhet.common.nested import leaves
 from fedhet.conf import compose_overrides
-from fedhet.conf.check import shown
+from fedhet.conf.catalogue import METHODS, Entry, method_of, options
 from fedhet.conf.mistakes import groups, method_lines, options_of, value_at
-from fedhet.conf.renamed import leaves
-from fedhet.conf.schema import Recipe, Strategy
-from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of
+from fedhet.conf.schema import Recipe
+from fedhet.conf.schema.lookup import keys_below, tags_of
 
 _OWN_FLAGS = ("--resume", "--help")
 _HEAD = """fedhet KEY=VALUE ...     runs a recipe: fedhet strategy=scaffold task=mnist rounds=50
@@ -33,7 +34,7 @@ Other groups, GROUP=OPTION:"""
 
 
 def check_flags(words: Sequence[str]) -> None:
-    """Refuse a flag that neither fedhet nor Hydra has, with the nearest one."""
+    """Reject a flag that neither fedhet nor Hydra has, and name the nearest one."""
     _take_help_texts_unread()
     known = [flag for action in get_args_parser()._actions for flag in action.option_strings]
     for word in words:
@@ -44,9 +45,9 @@ def check_flags(words: Sequence[str]) -> None:
 
 
 def _take_help_texts_unread() -> None:
-    """Let Hydra give argparse a help text that is made when it is shown, here and in its main.
+    """Let Hydra give argparse a help text that is made only when it is shown.
 
-    The argparse of Python 3.14 reads each text at once, and Hydra, up to 1.3.8, would end there.
+    argparse of Python 3.14 reads each text at once, and Hydra up to 1.3.8 would fail there.
     """
     if hasattr(argparse.ArgumentParser, "_check_help"):
         argparse.ArgumentParser._check_help = lambda parser, action: None
@@ -100,8 +101,26 @@ def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
         assert key.field is not None
         value = value_at(values, key.path)
         text = "..." if isinstance(value, dict) and value else shown(value)
-        yield key.name, text, short_words(key.field), key.field.description or ""
-    for name, node in values["strategy"].items():
-        if name not in fields_of(Strategy):
-            for key_name, value in leaves(node, ".", f"strategy.{name}."):
-                yield key_name, shown(value), "", f"of the method: docs/methods.md, {name}"
+        yield key.name, text, short_words(key.allowed), key.field.description or ""
+        if option := _option("/".join(key.path), value):
+            yield from _own_rows(option, values)
+    for path in values[METHODS]["methods"].values():
+        yield from _own_rows(method_of(path), values)
+
+
+def _own_rows(entry: Entry, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the rows of a method's or an option's own keys."""
+    for name, key in entry["keys"].items():
+        yield name, shown(value_at(values, name.split("."))), key["allowed"], key["meaning"]
+
+
+def _option(group: str, node: Any) -> Entry | None:
+    """Return the option of a group that builds a node's classes."""
+    known = options().get(group, {}).values()
+    return next((one for one in known if _classes(one["node"]) == _classes(node)), None)
+
+
+def _classes(node: Any) -> list[tuple[str, Any]]:
+    """Return the classes that a node builds, by key."""
+    keys = leaves(node) if isinstance(node, Mapping) else ()
+    return [(key, value) for key, value in keys if key.rpartition(".")[2] == "_target_"]

@@ -58,8 +58,7 @@ from fedhet.conf import (
 )
 from fedhet.conf.check import checked
 from fedhet.conf.mistakes import NO_OPTION
-from fedhet.conf.project import register_project_recipes
-from fedhet.conf.renamed import refuse_old_keys
+from fedhet.conf.project import register_recipes
 from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run, warm_up
 from fedhet.progress import Display, closing_panel, round_display
@@ -76,14 +75,14 @@ from fedhet.sweep.resume import key_of, take_resume
 
 _POLL_SECONDS = 0.02
 _LOCK, _LOG = ".launcher.lock", "log.txt"
-_LAST_MOMENTS = 5.0  # seconds that a run which was just stopped may take to end
-_early: EarlyServer | None = None  # of this process: Hydra passes on nothing but the recipe
+_LAST_MOMENTS = 5.0  # seconds that a run may take to end after it was stopped
+_early: EarlyServer | None = None  # global, because Hydra passes on only the recipe
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
-_STARTS = {  # what a runtime does first; the others import PyTorch before
+_STARTS = {  # what a runtime does first; the others first import PyTorch
     "flower": "starting Flower's SuperLink",
     "deployment": "connecting to the SuperLink",
 }
-_LOADS = "loading data, starting workers"  # the run, when it has begun
+_LOADS = "loading data, starting workers"  # when the run has begun
 _FOLLOWS = "submitted; waiting for the server's rounds"  # a launcher of runtime=deployment
 _WITH_CODE = ("local", "ray")  # runtimes that import torch in this process
 _OF_CODE = (
@@ -93,7 +92,7 @@ _OF_CODE = (
 
 
 def main(early: EarlyServer | None = None) -> None:
-    """Run the console command `fedhet`; ``early`` waits to serve a local run."""
+    """Run the console command `fedhet`; ``early`` can serve a local run."""
     global _early
     _early = early
     signals.handle_in_launcher()
@@ -106,11 +105,10 @@ def main(early: EarlyServer | None = None) -> None:
             return
         words = with_open_keys(sys.argv[1:])
         sys.argv[1:] = take_resume(with_single_sweeps(words))
-        refuse_old_keys(sys.argv[1:])
         check_flags(sys.argv[1:])
         set_defaults()
-        register_project_recipes()
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and prints none itself
+        register_recipes()
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
         try:
             _hydra_main()
         except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
@@ -154,7 +152,7 @@ def run(recipe: DictConfig) -> None:
 
 
 def _continue_or_begin(recipe: DictConfig, words: Sequence[str]) -> list[str]:
-    """Set the recipe's ``resume`` by what is in its folder, and return the words with that."""
+    """Set the recipe's ``resume`` by what its folder holds; return the words with that value."""
     if not recipe.results_dir:
         raise ConfigError("resume=auto needs a folder for the run: results_dir=...")
     folder = expanded(str(recipe.results_dir), "results_dir")
@@ -164,7 +162,7 @@ def _continue_or_begin(recipe: DictConfig, words: Sequence[str]) -> list[str]:
 
 
 def _is_done(recipe: DictConfig, words: Sequence[str], console: Console) -> bool:
-    """Return whether the run in the folder is this one and completed, and show it then."""
+    """Return whether the folder holds this run, completed; show it if it does."""
     folder = expanded(str(recipe.results_dir), "results_dir").absolute()
     if not is_completed(folder):
         return False
@@ -192,7 +190,7 @@ def _run_in(
     before = _written(results_dir)
 
     def end(status: str, reason: str) -> None:
-        if not recipe.resume or _written(results_dir) != before:  # not one that refused to resume
+        if not recipe.resume or _written(results_dir) != before:  # not a run that refused to resume
             write_end(results_dir, identity(recipe), status, reason)
 
     try:
@@ -207,7 +205,7 @@ def _run_in(
                 summary = _watch(runtime, results, display, end)
     except (KeyboardInterrupt, SystemExit) as signalled:
         if not runtime.continues() and _has_begun(results_dir):
-            end(STOPPED, "stopped by Ctrl-C or SIGTERM")  # unless it has said so itself
+            end(STOPPED, "stopped by Ctrl-C or SIGTERM")  # unless the run has said so itself
             if (results_dir / SUMMARY).exists():
                 _close(console, results, read_summary(results_dir), title)
         if isinstance(signalled, KeyboardInterrupt):
@@ -229,7 +227,7 @@ def _close(
     console.print(closing_panel(summary))
     lines = [f"results  {folder}", f"plot     {_draw(results, title)}"]
     if server_folder := summary.get("server_folder"):
-        lines.append(f"model    {server_folder} at the server (runtime.fetch brings it)")
+        lines.append(f"model    {server_folder} at the server (runtime.fetch copies it)")
     if warnings := _count_warnings(folder / _LOG):
         lines.append(f"log      {folder / _LOG}, with {warnings} warning{'s' * (warnings > 1)}")
     if summary["status"] == STOPPED and HydraConfig.get().mode == RunMode.RUN:
@@ -253,7 +251,7 @@ def _resuming(words: Sequence[str], folder: Path) -> str:
 
 
 def _written(folder: Path) -> list[int]:
-    """Return when a run has written its recipe and its rows last."""
+    """Return when a run last wrote its recipe and its rows."""
     paths = [folder / name for name in (CONFIG, METRICS)]
     return [path.stat().st_mtime_ns for path in paths if path.exists()]
 
@@ -266,10 +264,11 @@ def _has_begun(folder: Path) -> bool:
 def check_run(
     recipe: DictConfig, words: Sequence[str], early: EarlyServer | None = None
 ) -> EarlyServer | None:
-    """Refuse a recipe that cannot run on this machine; ``words`` are its overrides.
+    """Reject a recipe that cannot run on this machine; ``words`` are its overrides.
 
-    What constructors check is checked here, too, where a word sets it or the runtime needs their
-    modules anyway: importing them takes seconds. Return the early server, if it can serve the run.
+    Constructors check their arguments here only if a word sets one or the runtime needs their
+    modules anyway, because importing them takes seconds. Return the early server, if it can serve
+    the run.
     """
     checked(recipe, words)
     check_machine(recipe)
@@ -278,7 +277,7 @@ def check_run(
         check_flower(recipe.runtime.name)
     if early is not None:
         early.begin_check(recipe)
-        fingerprint(compose_overrides(tuple(words)))  # what will be needed, while it imports
+        fingerprint(compose_overrides(tuple(words)))  # computed while the server imports
         warm_up()
         if early.end_check():
             return early
@@ -302,14 +301,14 @@ def _watch(
 ) -> Mapping[str, Any]:
     """Show a run's rounds until it ends, and return its summary.
 
-    ``end`` writes one, of a status and a reason, for a run that could not do it itself.
+    For a run that could not write its summary itself, ``end`` writes it from a status and a reason.
     """
-    begun = (results.folder / CONFIG).exists()  # of a run that is resumed
+    begun = (results.folder / CONFIG).exists()  # if the run is resumed
     while True:
         signals.end_if_signalled()
         running = runtime.running()
         summary = results.summary()
-        for row in results.new_rows():  # after the summary, so that the last round is among them
+        for row in results.new_rows():  # read after the summary, so that the last round is there
             begun = True
             display.row(row)
         if not begun and (results.folder / CONFIG).exists():
@@ -327,7 +326,7 @@ def _watch(
 
 
 def _prepare_results_dir(recipe: DictConfig) -> Path:
-    """Create the run's results directory, of its own, and return its absolute path."""
+    """Create the run's own results directory and return its absolute path."""
     if not recipe.results_dir:
         if recipe.resume:
             raise ConfigError("resume=true needs the folder of the run: results_dir=...")
@@ -338,10 +337,10 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
     content = _content_of(folder)
     if not recipe.resume and content:
         raise _not_empty(folder)
-    # A deployment's ServerApp may have the run on a machine of its own.
+    # A deployment's ServerApp may have the run on another machine.
     if recipe.resume and recipe.runtime.simulation and not content:
         raise ConfigError(
-            f"resume=true, but results_dir={folder} holds no run: leave resume out to begin one, "
+            f"resume=true, but results_dir={folder} holds no run: leave out resume to begin one, "
             "or name the folder of a run"
         )
     return writable_folder(folder)
@@ -349,9 +348,9 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
 
 @contextmanager
 def _only_launcher(folder: Path, *, resuming: bool) -> Iterator[None]:
-    """Keep a results directory for this launcher; another may have begun in it a moment ago.
+    """Reserve a results directory for this launcher; another may have just begun in it.
 
-    The server has a lock of its own: it may run on, or be started, without a launcher.
+    The server has its own lock, because it may continue, or be started, without a launcher.
     """
     with only_writer(folder, _LAST_MOMENTS, _LOCK):
         if not resuming and _content_of(folder):
@@ -360,7 +359,7 @@ def _only_launcher(folder: Path, *, resuming: bool) -> Iterator[None]:
 
 
 def _content_of(folder: Path) -> list[Path]:
-    # A job of a sweep has its log before it starts; a run that was killed at once left its lock.
+    # A job of a sweep has its log before it starts; a run that was killed early has left its lock.
     return [path for path in folder.glob("*") if path.name not in (_LOG, LOCK, _LOCK)]
 
 
@@ -393,7 +392,7 @@ def _draw(results: ResultsFollower, title: str) -> str:
     path = results.folder / "plot.png"
     try:
         plot_run(read_rows(results.metrics_path), title, path)
-    except (OSError, RuntimeError, ValueError) as error:  # the run is done all the same
+    except (OSError, RuntimeError, ValueError) as error:  # the run is complete without a plot
         return f"not drawn: {error}"
     return str(path)
 

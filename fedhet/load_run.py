@@ -19,14 +19,14 @@ from fedhet.common.checksums import CLIENT_STATE, MODEL, require_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.files import expanded
 from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, read_summary
-from fedhet.conf import build_part, method_name
-from fedhet.conf.renamed import upgrade_config
-from fedhet.server_app.best_round import BEST
+from fedhet.conf import method_name
+from fedhet.conf.build import strategy_parts
 from fedhet.server_app.initial_model import fixed_tensors
+from fedhet.server_app.listeners.best_model import BEST
 from fedhet.strategies.base import ClientSide, LocalContext
 from fedhet.strategies.components.tensor_selection import tensors_of
 from fedhet.strategies.round.checks import sides_with
-from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
+from fedhet.strategies.wire.tensor_files import load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask, Task, build_task, pick_device
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
@@ -50,7 +50,7 @@ def recipe_of(folder: Path) -> DictConfig:
         raise DamagedFileError(f"{folder / CONFIG} is damaged: {error}") from None
     if not isinstance(plain, dict) or not plain:
         raise DamagedFileError(f"{folder / CONFIG} is damaged: it holds no recipe")
-    recipe = upgrade_config({str(key): value for key, value in plain.items()})
+    recipe = {str(key): value for key, value in plain.items()}
     if not recipe.get("clients"):
         recipe["clients"] = int(summary.get("clients", 0))
     return OmegaConf.create(recipe)
@@ -169,12 +169,12 @@ def _output_model(folder: Path, best: bool) -> tuple[dict[str, Tensor], str | No
 
 def _sides_with_own_model(recipe: DictConfig, task: AnyTask) -> dict[str, ClientSide]:
     """Return the client sides whose model of the client's own can be made after the run."""
-    sides = build_part(recipe, "strategy.client_sides", task.classifier_tensors)
+    sides = strategy_parts(recipe, task.classifier_tensors).client_sides
     found = {name: sides[name] for name in sides_with("own_model", sides)}
     for name, side in found.items():
         if not side.own_state:
             raise ConfigError(
-                f"--state: the own models of strategy.client_sides.{name} are known right after "
+                f"--state: the own models of strategy={name} are known right after "
                 f"their training alone: with strategy={method_name(recipe)} no file has a client's"
             )
     return found
@@ -203,8 +203,8 @@ def _require_own_model(
     for name, side in sides.items():
         if lacking := sorted(side.own_state - kept.keys()):
             raise ConfigError(
-                f"--state {path} lacks {', '.join(lacking)}, of which strategy.client_sides.{name} "
-                "makes the client's own model"
+                f"--state {path} lacks {', '.join(lacking)}, of which strategy={name} makes "
+                " the client's own model"
             )
     if not sides and PERSONAL not in kept:
         raise ConfigError(

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.common.metrics import SHOWN_METRICS, measured_where, shown_metrics
+from fedhet.common.metrics import SHOWN_METRICS, MetricName, measured_where, shown_metrics
 from fedhet.common.results import COMPLETED, Row
 
 
@@ -100,8 +100,8 @@ _SHOWN = ("accuracy", "client_accuracy", "loss", "client_loss")
 
 def figures(row: Row) -> str:
     """Return a round's figures as text; what was not measured is left out."""
-    where, words = measured_where(row), []
-    accuracy, loss = f"{where}accuracy", f"{where}loss"
+    words = []
+    accuracy, loss = _judging(row)
     if row.get(accuracy) is not None:
         words.append(f"{_spoken(accuracy)} {percent(row[accuracy])}")
     if row.get(loss) is not None:
@@ -118,11 +118,16 @@ def score(values: Mapping[str, Any]) -> tuple[str, str]:
 
     It is the clients' where the server has measured nothing; the value is empty if they have not.
     """
+    accuracy, loss = _judging(values)
+    if values.get(accuracy) is None and values.get(loss) is not None:  # not of classes
+        return _spoken(loss), f"{values[loss]:.4f}"
+    return _spoken(accuracy), percent(values.get(accuracy), "")
+
+
+def _judging(values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the names of accuracy and loss where these are measured."""
     where = measured_where(values)
-    accuracy, loss = values.get(f"{where}accuracy"), values.get(f"{where}loss")
-    if accuracy is None and loss is not None:  # not of classes
-        return _spoken(f"{where}loss"), f"{loss:.4f}"
-    return _spoken(f"{where}accuracy"), percent(accuracy, "")
+    return str(MetricName("accuracy", where)), str(MetricName("loss", where))
 
 
 def _spoken(name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedhet.report.colors import AXIS, INK
-from reproductions.pictures import FONT
+from fedhet.reproductions.pictures import FONT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]  # where fedhet lies, and reproductions in a clone
+import fedhet
+
+ROOT = Path(fedhet.__file__).resolve().parents[1]  # where the package fedhet lies
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 

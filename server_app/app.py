@@ -20,8 +20,9 @@ from fedhet.conf import compose, method_name, overrides_of
 from fedhet.server_app.assembly import check_parts, check_words
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
 from fedhet.server_app.columns import fitted_columns, stored_columns
+from fedhet.server_app.parts import STATES
 from fedhet.server_app.polling_grid import fast_polling
-from fedhet.server_app.run import STATES, Run, log_write_errors, write_error
+from fedhet.server_app.run import Run, log_write_errors, write_error
 from fedhet.tasks import Functions
 
 app = ServerApp()
@@ -64,7 +65,7 @@ def _run_in(folder: Path, recipe: DictConfig, grid: Grid, functions: Functions |
     except Exception as error:
         if not recipe.resume:  # a resumed run keeps the summary that is in the folder
             with log_write_errors(folder):
-                write_error(ResultsFolder(folder), {}, error)
+                write_error(ResultsFolder(folder), error)
         raise
     run.start(grid)
 

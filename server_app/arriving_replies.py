@@ -23,7 +23,7 @@ from flwr.common.constant import ErrorCode
 from flwr.common.serde_utils import metadata_from_proto
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
-from fedhet.strategies.round.packed_records import unpacked
+from fedhet.strategies.wire.packed_records import unpacked
 
 _SECONDS = 0.1  # for what is there already
 _LONGEST_SECONDS = 1.0  # for the first of what is on its way; the caller looks again

@@ -21,13 +21,13 @@ from fedhet.common.metrics import (
 from fedhet.conf import (
     build_local_optimizer,
     build_part,
+    check_loggers,
     fingerprint,
     method_name,
     plain_part,
 )
-from fedhet.conf.arguments import check_arguments
+from fedhet.conf.build import strategy_of, strategy_parts
 from fedhet.conf.metrics import hides_scores
-from fedhet.server_app.calibration import Calibration
 from fedhet.server_app.initial_model import initial_model_file
 from fedhet.strategies.attacks.labels import Backdoor
 from fedhet.strategies.base import ClientSide
@@ -38,17 +38,19 @@ from fedhet.strategies.components.tensor_selection import (
     personal_names,
     trainable_shared,
 )
-from fedhet.strategies.robust.aggregator import RobustAggregator
-from fedhet.strategies.robust.fltrust import FLTrust, RootTraining
+from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.modes.robust.aggregator import RobustAggregator
+from fedhet.strategies.modes.robust.fltrust import FLTrust, RootTraining
+from fedhet.strategies.parts import Setup
 from fedhet.strategies.round.checks import check_sides, sides_with
 from fedhet.strategies.round.client_metrics import ClientMetrics
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.records import COLUMNS
 from fedhet.strategies.round.registration import FROZEN_MODEL, FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
 from fedhet.strategies.slots import Observer, Output
+from fedhet.strategies.wire.records import COLUMNS
 from fedhet.tasks import AnyTask, Functions, OwnTask, Task, build_task
 from fedhet.tasks.config import OwnConfig, read_config
+from fedhet.tasks.conformal.calibration import Calibration
 from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.own_metric import OwnMetric
@@ -57,21 +59,7 @@ from fedhet.tasks.partitions import PartitionConfig
 from fedhet.tasks.pixels import black_and_white
 from fedhet.tasks.task import kind_of
 
-_PARTS = (
-    "strategy.client_sides",
-    "strategy.server_sides",
-    "strategy.transforms",
-    "strategy.aggregator",
-    "strategy.server_optimizer",
-    "strategy.output",
-    "strategy.sampler",
-    "strategy.compression",
-    "strategy.secure_aggregation",
-    "strategy.asynchronous",
-    "schedule",
-    "attack",
-    "system",
-)
+_PARTS = ("schedule", "attack", "system")
 
 
 def check_parts(recipe: DictConfig) -> None:
@@ -84,13 +72,14 @@ def check_parts(recipe: DictConfig) -> None:
     PartitionConfig.from_mapping(plain_part(recipe, "partition"))
     local_training_config(recipe.local, recipe.strategy.phases)
     build_local_optimizer(recipe, classifier_tensors=1)
-    parts = {key: build_part(recipe, key, classifier_tensors=1) for key in _PARTS}
-    client_sides, server_sides = parts["strategy.client_sides"], parts["strategy.server_sides"]
+    for key in _PARTS:
+        build_part(recipe, key, classifier_tensors=1)
+    parts = strategy_parts(recipe, classifier_tensors=1)
     stacked = bool(recipe.strategy.allow_stacked_corrections)
-    check_sides(client_sides, server_sides, allow_stacked=stacked)
-    _check_kind(recipe, kind_of(task), client_sides)
+    check_sides(parts.client_sides, parts.server_sides, allow_stacked=stacked)
+    _check_kind(recipe, kind_of(task), parts.client_sides)
     _check_cohort(recipe)
-    check_arguments(recipe.logger, "logger")  # not built: its package is the server's
+    check_loggers(recipe.logger)
     if recipe.runtime.simulation and not recipe.resume:  # else the file may be elsewhere, or gone
         initial_model_file(recipe)
 
@@ -242,51 +231,41 @@ def build_strategy(
     ``root`` is how the server trains under FLTrust.
     """
     model, tensors = server_model.model, task.classifier_tensors
-    client_sides = build_part(recipe, "strategy.client_sides", tensors)
-    _check_kind(recipe, kind_of(task.config), client_sides)
-    _check_own_names(recipe, client_sides)
+    parts = strategy_parts(recipe, tensors)
+    _check_kind(recipe, kind_of(task.config), parts.client_sides)
+    _check_own_names(recipe, parts.client_sides)
     optimizer = build_local_optimizer(recipe, tensors)
     shared = trainable_shared(model, TensorSelector(recipe.strategy.personal))
-    for side in client_sides.values():
+    for side in parts.client_sides.values():
         side.check(model, optimizer, shared)
     local_training = local_training_config(recipe.local, recipe.strategy.phases)
     for phase in local_training.phases:
         phase.layers.select(name for name, _ in model.named_parameters())
-    transforms = build_part(recipe, "strategy.transforms", tensors)
-    aggregator = build_part(recipe, "strategy.aggregator", tensors)
-    if isinstance(aggregator, FLTrust):
-        aggregator.train = root
     if (attack := build_part(recipe, "attack", tensors)) is not None:
         attack.white = server_model.white
-        sent = {name for side in client_sides.values() for name in side.sends}
+        sent = {name for side in parts.client_sides.values() for name in side.sends}
         classifies = kind_of(task.config) == "classification"
         attack.check_method(sent, num_classes=task.num_classes if classifies else 0)
     federation, frozen = federation_of(recipe), frozen_sha256(model)
     node_settings = {COLUMNS: task.columns} if isinstance(task, OwnTask) and task.columns else {}
-    return FederatedStrategy(
-        client_sides=client_sides,
-        server_sides=build_part(recipe, "strategy.server_sides", tensors),
-        aggregator=aggregator,
-        server_optimizer=build_part(recipe, "strategy.server_optimizer", tensors),
-        output=build_part(recipe, "strategy.output", tensors),
-        server_model=server_model,
-        sampler=build_part(recipe, "strategy.sampler", tensors),
-        system=build_part(recipe, "system", tensors),
-        asynchronous=build_part(recipe, "strategy.asynchronous", tensors),
-        transforms=[transforms[name] for name in sorted(transforms)],
-        observers=observers,
-        schedule=build_part(recipe, "schedule", tensors),
+    setup = Setup(
         local_lr=recipe.local.lr,
+        schedule=build_part(recipe, "schedule", tensors),
         local_training=local_training,
+        server_model=server_model,
         buffers=[name for name, _ in model.named_buffers()],
         federation=replace(
             federation,
             fingerprint={**federation.fingerprint, **({FROZEN_MODEL: frozen} if frozen else {})},
             node_settings=node_settings,
         ),
+        system=build_part(recipe, "system", tensors),
+        observers=observers,
         evaluate_on_clients=evaluate_on_clients,
         client_metrics=client_metrics_of(recipe, task),
-        compression=build_part(recipe, "strategy.compression", tensors),
-        secure_aggregation=build_part(recipe, "strategy.secure_aggregation", tensors),
         allow_stacked_corrections=bool(recipe.strategy.allow_stacked_corrections),
     )
+    strategy = strategy_of(recipe, tensors, setup)
+    if isinstance(strategy.server_step.aggregator, FLTrust):
+        strategy.server_step.aggregator.train = root
+    return strategy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -16,12 +15,21 @@ from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import METRICS, Row, read_rows, rows_sha256
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.round.round_report import StrategyState
-from fedhet.strategies.round.tensor_files import below, load_tensors, prepare_tensors
+from fedhet.strategies.wire.tensor_files import below, load_tensors, prepare_tensors
 
 _KEPT = 2  # the last one, and one more in case the disk fails under it
 _PLAIN = ("round", "experiment", "failed_rounds", "restarted")  # of the state
 _SIMULATED = ("clock", "in_flight")
 _BY_CLIENT = ("committed", "personal", "durable")  # JSON has no whole numbers as keys
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run's checkpoints belong to."""
+
+    recipe: str  # its hash
+    data: dict[str, str]  # the hashes of the examples, by split
+    made_by: Mapping[str, str]  # the code's hash, packages' versions
 
 
 @dataclass(frozen=True)
@@ -62,33 +70,6 @@ def prepare_checkpoint(folder: Path, checkpoint: Checkpoint) -> Callable[[], Pat
         return path
 
     return finish
-
-
-class CheckpointWriter:
-    """Writes a run's checkpoints; a thread waits for the disk while the next round trains."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._thread = folder, ThreadPoolExecutor(1)
-        self._unfinished: Future[Mapping[int, int]] | None = None
-
-    def begin(self, checkpoint: Checkpoint, sync_rows: Callable[[], None]) -> None:
-        """Write a checkpoint, and the rows that it names to the disk first."""
-        finish = prepare_checkpoint(self._folder, checkpoint)
-
-        def sync() -> Mapping[int, int]:
-            sync_rows()
-            finish()
-            return checkpoint.state.committed
-
-        self._unfinished = self._thread.submit(sync)
-
-    def finish(self) -> Mapping[int, int] | None:
-        """Wait until the checkpoint is on the disk; return the clients' versions in it.
-
-        Return None if none was begun. Raises OSError if it cannot be written, as on a full disk.
-        """
-        unfinished, self._unfinished = self._unfinished, None
-        return None if unfinished is None else unfinished.result()
 
 
 def checkpoints(folder: Path) -> list[Path]:

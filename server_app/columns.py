@@ -18,10 +18,10 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text
 from fedhet.server_app.assembly import federation_of, task_of
 from fedhet.strategies.base import RefusedReplyError
-from fedhet.strategies.round.messages import TIMEOUT, exchange
-from fedhet.strategies.round.records import CATEGORIES, COLUMNS, CONFIG, STATISTICS
 from fedhet.strategies.round.registration import register_clients
-from fedhet.strategies.round.tensor_decoder import decode_tensors, printable
+from fedhet.strategies.wire.messages import TIMEOUT, query
+from fedhet.strategies.wire.records import CATEGORIES, COLUMNS, CONFIG, STATISTICS
+from fedhet.strategies.wire.tensor_decoder import decode_tensors, printable
 from fedhet.tasks import Functions, OwnTask
 from fedhet.tasks.column_statistics import (
     LONGEST_CATEGORY,
@@ -57,7 +57,7 @@ def fitted_columns(recipe: DictConfig, grid: Grid, functions: Functions | None) 
         for client, node in sorted(registry.nodes.items())
     }
     found: dict[int, ColumnStatistics] = {}
-    for client, answer in exchange(grid, messages, timeout).items():
+    for client, answer in query(grid, messages, timeout).items():
         try:
             part = decode_statistics(answer, len(numeric), categorical)
             if part.rows != registry.num_examples[client]:

@@ -13,9 +13,9 @@ from fedhet.conf import plain_part
 from fedhet.server_app.assembly import backdoor_of
 from fedhet.server_app.machine import evaluation_threads
 from fedhet.strategies.base import Tensors
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.records import to_metrics, to_tensors
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.wire.records import to_metrics, to_tensors
 from fedhet.tasks import AnyTask
 from fedhet.tasks.evaluation import Batched, evaluate_model
 

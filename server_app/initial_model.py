@@ -27,7 +27,7 @@ from fedhet.strategies.components.tensor_selection import (
     personal_names,
     tensors_of,
 )
-from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
+from fedhet.strategies.wire.tensor_files import load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.models.wrapped import WrappedModel, own_name

@@ -25,8 +25,8 @@ from flwr.app.message import make_message
 from flwr.serverapp import Grid
 
 from fedhet.server_app.arriving_replies import ArrivingReplies
-from fedhet.strategies.round.packed_records import packed
-from fedhet.strategies.round.polling import give_up, pause
+from fedhet.strategies.wire.packed_records import packed
+from fedhet.strategies.wire.polling import give_up, pause
 
 _SIMULATION_SECONDS = 0.02
 _SERVER_ERROR = 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,15 @@ from fedhet.common.checksums import CLIENT_MODELS, read_label, require_label
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf import build_part, config_yaml
+from fedhet.conf.build import strategy_parts
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import ClientSide
-from fedhet.strategies.components.compression import DOWN, UP
 from fedhet.strategies.round.checks import sides_with
 from fedhet.strategies.round.client_snapshots import FILE
+from fedhet.strategies.wire.compression import DOWN, UP
 
 KEY = "local.reuse_training"
 _TRAINING = ("seed", "clients", "task", "partition", "local", "strategy.phases", DOWN)
-_SIDES = "strategy.client_sides"
 _HOOKS = ("begin", "penalty", "correct")  # those that act in training
 # the folder of the examples, and values that a composed recipe lacks
 _ASIDE = ("task.path", "task.classifier_tensors", KEY)
@@ -68,9 +69,9 @@ def _training(recipe: DictConfig) -> dict[str, Any]:
     """Return the values of a resolved recipe that training depends on, by key."""
     sides, attack = _client_sides(recipe), _attack(recipe)
     acting = sorted({name for hook in _HOOKS for name in sides_with(hook, sides)})
-    keys = [*_TRAINING, *(f"{_SIDES}.{name}" for name in acting)]
+    keys = [*_TRAINING, *(f"strategy.{name}" for name in acting)]
     keys += ["attack"] if attack is not None and type(attack).data is not Attack.data else []
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"strategy": acting}
     for key in keys:
         value = OmegaConf.select(recipe, key)
         plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
@@ -80,16 +81,15 @@ def _training(recipe: DictConfig) -> dict[str, Any]:
 
 def _changed_on_their_way(recipe: DictConfig) -> list[str]:
     """Return the keys of what changes a trained model before it arrives at the server."""
-    sides = {f"{_SIDES}.{name}": side for name, side in _client_sides(recipe).items()}
+    sides = {f"strategy.{name}": side for name, side in _client_sides(recipe).items()}
     if (attack := _attack(recipe)) is not None:
         sides["attack"] = attack
     changing = sides_with("upload", sides)
     return [*changing, UP] if OmegaConf.select(recipe, UP) else changing
 
 
-def _client_sides(recipe: DictConfig) -> dict[str, ClientSide]:
-    sides: dict[str, ClientSide] = build_part(recipe, _SIDES, classifier_tensors=0)
-    return sides
+def _client_sides(recipe: DictConfig) -> Mapping[str, ClientSide]:
+    return strategy_parts(recipe, classifier_tensors=0).client_sides
 
 
 def _attack(recipe: DictConfig) -> Attack | None:

@@ -21,8 +21,8 @@ from fedhet.strategies.components.local_training_config import (
     local_training_config,
 )
 from fedhet.strategies.components.tensor_selection import TensorSelector, trainable_shared
-from fedhet.strategies.robust.aggregator import KEY
-from fedhet.strategies.robust.fltrust import FLTrust
+from fedhet.strategies.modes.robust.aggregator import KEY
+from fedhet.strategies.modes.robust.fltrust import FLTrust
 from fedhet.strategies.slots import Schedule
 from fedhet.tasks import AnyTask
 from fedhet.tasks.evaluation import Batched

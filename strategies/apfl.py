@@ -26,12 +26,10 @@ gradient at the last round's m_i, and evaluates alpha v_i + (1 - alpha) x.
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import require_range
+from fedhet.common.kinds import NotNegative, Share
 from fedhet.strategies.base import (
     ClientSide,
     LocalContext,
@@ -41,8 +39,8 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.second_model import second_model, slopes_at
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import OWN_MODELS, Method
+from fedhet.strategies.parts import Parts
 
 OWN, ALPHA = "apfl_own", "apfl_alpha"  # v_i and alpha_i, in the client state
 
@@ -57,10 +55,8 @@ class APFLClient(ClientSide):
 
     own_state = frozenset({OWN, ALPHA})
 
-    def __init__(self, alpha: float = 0.5, alpha_lr: float | None = None) -> None:
-        self.first_alpha = require_range("strategy.apfl.alpha", alpha, high=1.0)
-        if alpha_lr is not None:
-            require_range("strategy.apfl.alpha_lr", alpha_lr)
+    def __init__(self, alpha: float, alpha_lr: float | None) -> None:
+        self.first_alpha = alpha
         self.alpha_lr = alpha_lr
 
     def begin(self, context: LocalContext) -> None:
@@ -103,10 +99,18 @@ def _mixed(own: Tensors, params: Tensors, alpha: Tensor) -> dict[str, Tensor]:
     }
 
 
-class APFL(FederatedStrategy):
-    """FedAvg's server with :class:`APFLClient` at the clients."""
+class APFL(Method):
+    """APFL (Deng et al. 2020): personalised; FedAvg, and at every client a second model that is
+    mixed with the global one by a learnt share.
+    """
 
-    def __init__(
-        self, alpha: float = 0.5, alpha_lr: float | None = None, **slots: Unpack[Slots]
-    ) -> None:
-        super().__init__(client_sides={"apfl": APFLClient(alpha, alpha_lr)}, **slots)
+    settings = OWN_MODELS
+
+    alpha: Share = 0.5
+    """the first share of the client's own model in the mixture"""
+    alpha_lr: NotNegative | None = None
+    """step size of the share; 0 keeps it, null: local.lr"""
+
+    def parts(self) -> Parts:
+        """Add the second model at the clients."""
+        return Parts(client_sides={"apfl": APFLClient(self.alpha, self.alpha_lr)})

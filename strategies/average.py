@@ -9,21 +9,23 @@ hold more than one example of it, as in the released code's Average and OT.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from types import MappingProxyType
 
 from torch import Tensor
 
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.fusion.projected_layers import local_models, masked_classifier
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
+from fedhet.strategies.method import ONE_SHOT, Method
+from fedhet.strategies.parts import Parts
+from fedhet.strategies.statistics.class_counts import (
+    class_count_parts,
+)
 
 
 class MaskedMean:
     """(1 / |S|) sum_i y_i; in the classifier the mean over the clients that hold the class."""
 
-    reads_models = True
+    reads = Reads.MODELS
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the change from x to that model; replies have class counts."""
@@ -32,13 +34,15 @@ class MaskedMean:
         return {name: fused[name] - x for name, x in params.items()}
 
 
-class Average(FederatedStrategy):
-    """One round, whose replies are averaged: ``Average(local_lr=.01).start(..., num_rounds=1)``."""
+class Average(Method):
+    """Average (Su et al. 2023): one round; the plain mean of the clients' models, each class of the
+    classifier from the clients that hold it. The one-shot baseline.
+    """
 
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("aggregator", MaskedMean())
-        super().__init__(
-            client_sides={"class_counts": ClassCountsClient()},
-            server_sides={"class_counts": ClassCountsServer()},
-            **slots,
-        )
+    replaces = frozenset({"aggregator"})
+    settings = ONE_SHOT
+    requires = MappingProxyType({"strategy.aggregator": None})
+
+    def parts(self) -> Parts:
+        """Average the models of clients that send their class counts."""
+        return class_count_parts() | Parts(aggregator=MaskedMean())

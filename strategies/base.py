@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, Protocol, runtime_checkable
@@ -27,6 +28,17 @@ Batch = tuple[Tensor, Tensor]  # inputs (B, ...), labels (B,)
 Weighting = Literal["examples", "clients"]  # clients weigh n_i, or all the same
 
 STATE_LOST = "state-lost"  # a reply's metric: the client has lost the state it had
+
+
+class Reads(Flag):
+    """What a part reads of a round's replies, and what a mode leaves to be read."""
+
+    SUM = auto()  # the weighted sum of the updates, and the sums of the payloads
+    STEPS = auto()  # that sum as what the clients moved by
+    NORMS = auto()  # the norm of every update
+    REPLIES = auto()  # every reply's tensors, which are then kept in full
+    MODELS = auto()  # every client's model y_i = x + update
+    ALL = SUM | STEPS | NORMS | REPLIES | MODELS
 
 
 class RefusedReplyError(Exception):
@@ -330,27 +342,24 @@ class ServerSide:
             all c_i. When a client loses its state, ``init`` is called again and all clients drop
             these keys, for each client once: the replies of one that loses it again are refused.
         adds: payloads that ``receive`` adds to the replies, to be summed with the others.
-        keeps_replies: whether ``receive`` reads single replies, which are then kept, as it does
-            where a side has one; without it and other such parts, each is added up and freed.
-        averages: whether ``release`` replaces the sum by one with noise: no other part may read
-            single replies, and a client that is not connected leaves its place empty.
-        reads_updates: whether ``reduce`` reads the updates as what clients moved by: FedAsync's,
-            from the server's model to y_i, are not that.
+        reads: what it reads of the replies; with a ``receive`` of its own Reads.REPLIES, unless it
+            says otherwise. If no part reads replies, each is added up and freed.
+        leaves: what ``release`` leaves to the other parts. Where that is the sum alone, the sum
+            has noise, and a client that is not connected leaves its place empty.
     """
 
     needs: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
     coupled_state: frozenset[str] = frozenset()
     adds: frozenset[str] = frozenset()
-    keeps_replies: bool = False
-    averages: bool = False
-    reads_updates: bool = False
+    reads: Reads = Reads.SUM
+    leaves: Reads = Reads.ALL
 
     def __init_subclass__(cls) -> None:
         """Keep the replies for a ``receive`` of the side's own, unless the side says otherwise."""
         super().__init_subclass__()
-        if "receive" in cls.__dict__ and "keeps_replies" not in cls.__dict__:
-            cls.keeps_replies = True
+        if "receive" in cls.__dict__ and "reads" not in cls.__dict__:
+            cls.reads = Reads.REPLIES
 
     def init(self, params: Tensors) -> None:
         """Start from the initial trainable shared tensors."""

@@ -41,63 +41,47 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from logging import INFO
-from typing import Literal, Unpack
+from types import MappingProxyType
+from typing import Annotated, Literal
 
 import torch
 from flwr.common.logger import log
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, require_choice, require_whole
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.common.configured import Key, Refers
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, NotNegative, Positive, Seed, Share, Two, Whole
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.components.aggregators import mean_of
 from fedhet.strategies.components.local_optimizers import SGD
-from fedhet.strategies.ensemble import MeanLogits, mean_logits, require_logits
 from fedhet.strategies.fusion.distillation import Distillation, Generation, distil, generate
 from fedhet.strategies.fusion.image_generator import Generator, Views
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits, require_logits
+from fedhet.strategies.method import ONE_SHOT, Method
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.server_model import ServerModel
-from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
+from fedhet.strategies.statistics.class_counts import (
+    class_count_parts,
+)
 
 _LOG_LINES = 20
+Initial = Literal["average", "server"]
 
 
 class Distilled:
     """DENSE's aggregator: a student distilled from the clients' ensemble on generated images.
 
     Args:
-        generation: of the images.
-        distillation: of the student.
-        epochs: of both stages.
-        masked_teacher: the masked ensemble instead of the plain one; needs class counts.
-        initial: where the student starts: the clients' "average", or the model that the "server"
-            has sent.
-        crop_padding: width of the black border that views are cropped from; 0: no crop.
-        flip: mirror half of the views.
-        seed: of all random numbers.
+        method: its settings.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
-    def __init__(
-        self,
-        generation: Generation | None = None,
-        distillation: Distillation | None = None,
-        epochs: int = 200,
-        masked_teacher: bool = False,
-        initial: Literal["average", "server"] = "average",
-        crop_padding: int = 4,
-        flip: bool = False,
-        seed: int = 0,
-    ) -> None:
-        key = "strategy.dense"
-        self.generation = generation or Generation()
-        self.distillation = distillation or Distillation()
-        self.epochs = require_whole(f"{key}.epochs", epochs, low=0)
-        self.masked_teacher = masked_teacher
-        self.initial = require_choice(f"{key}.initial", initial, ("average", "server"))
-        self.crop_padding = require_whole(f"{key}.crop_padding", crop_padding)
-        self.flip, self.seed = flip, seed
+    def __init__(self, method: DENSE) -> None:
+        self.generation, self.distillation = method.generation, method.distillation
+        self.epochs, self.masked_teacher = method.epochs, method.masked_teacher
+        self.initial, self.crop_padding = method.initial, method.crop_padding
+        self.flip, self.seed = method.flip, method.seed
 
     def bind(self, network: ServerModel) -> None:
         """Take the network; refuse one without logits, or whose inputs are not images."""
@@ -133,7 +117,7 @@ class Distilled:
         maker = Generator(how.latent, how.width, shape).to(device)
         maker = maker.to(memory_format=torch.channels_last)  # faster on a CPU
         pool = torch.empty(self.epochs * how.images, *shape, dtype=torch.uint8, device=device)
-        optimizer = SGD(learning.momentum)
+        optimizer = SGD(momentum=learning.momentum)
         optimizer.start(dict(student.named_parameters()), learning.lr)
         for epoch in range(1, self.epochs + 1):
             images, losses = generate(maker, teacher, student, views, how)
@@ -145,15 +129,67 @@ class Distilled:
                 log(INFO, "DENSE: epoch %s of %s: %s", epoch, self.epochs, text)
 
 
-class DENSE(FederatedStrategy):
-    """One round, whose replies are distilled: ``DENSE(server_model=ServerModel(...))``."""
+class DENSE(Method):
+    """DENSE (Zhang et al. 2022): one round; distils the ensemble of the clients' models into one,
+    on images from a generator, where the server has no data.
+    """
 
-    def __init__(
-        self, epochs: int = 200, masked_teacher: bool = False, **slots: Unpack[Slots]
-    ) -> None:
-        slots.setdefault("aggregator", Distilled(epochs=epochs, masked_teacher=masked_teacher))
-        super().__init__(
-            client_sides={"class_counts": ClassCountsClient(masked_teacher)},
-            server_sides={"class_counts": ClassCountsServer(masked_teacher)},
-            **slots,
+    replaces = frozenset({"aggregator"})
+    settings = ONE_SHOT
+    requires = MappingProxyType({"strategy.personal": "none", "strategy.aggregator": None})
+
+    masked_teacher: bool = False
+    """a teacher whose models say nothing of classes that their clients do not hold (class counts
+    are sent); false: the plain mean of logits"""
+    initial: Initial = "average"
+    """where the student starts: average (of the clients' models) | server (the model that was sent,
+    in round 1 of fresh numbers)"""
+    epochs: Whole = 200
+    """of generation and distillation"""
+    steps: Count = 30
+    """of the generator, an epoch"""
+    images: Count = 256
+    """that an epoch adds to the pool"""
+    latent: Count = 256
+    """numbers of noise an image is made from"""
+    width: Count = 64
+    """channels of the generator's last layers; its time goes with the square"""
+    generator_lr: Positive = 0.001
+    """of Adam"""
+    one_hot: NotNegative = 1.0
+    """weight of the teacher's cross-entropy to random labels"""
+    bn: NotNegative = 1.0
+    """weight of the distance to the clients' BatchNorm statistics"""
+    adversarial: NotNegative = 1.0
+    """weight of the divergence where student and teacher differ"""
+    crop_padding: Whole = 4
+    """images are seen cut from a copy with so wide a black border; 0: whole"""
+    flip: Annotated[bool, Refers("${oc.select:task.flip,false}")] = False
+    """see half of the images mirrored; by default where the task does"""
+    batch_size: Two = 256
+    """of the student's passes over the pool"""
+    lr: Positive = 0.005
+    """of its SGD"""
+    momentum: Share = 0.9
+    """of the same"""
+    temperature: Positive = 20.0
+    """tau, of the divergence that it learns by"""
+    seed: Annotated[Seed, Key("seed")] = 0
+
+    def parts(self) -> Parts:
+        """Distil the clients' models."""
+        counts = class_count_parts() if self.masked_teacher else Parts()
+        return counts | Parts(aggregator=Distilled(self))
+
+    @property
+    def generation(self) -> Generation:
+        """The settings of an epoch's images."""
+        weights = {"one_hot": self.one_hot, "bn": self.bn, "adversarial": self.adversarial}
+        return Generation(
+            self.steps, self.images, self.latent, self.width, self.generator_lr, **weights
         )
+
+    @property
+    def distillation(self) -> Distillation:
+        """The settings of the student's training."""
+        return Distillation(self.batch_size, self.lr, self.momentum, self.temperature)

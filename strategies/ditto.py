@@ -21,11 +21,9 @@ In the authors' code v_i begins as the run's initial model, also where a client 
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import torch
 
-from fedhet.common.errors import require_range
+from fedhet.common.kinds import NotNegative
 from fedhet.strategies.base import (
     ClientSide,
     LocalContext,
@@ -35,8 +33,8 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.second_model import second_model, slopes_at
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import OWN_MODELS, Method
+from fedhet.strategies.parts import Parts
 
 OWN = "ditto"  # v_i, in the client state
 
@@ -50,8 +48,8 @@ class DittoClient(ClientSide):
 
     own_state = frozenset({OWN})
 
-    def __init__(self, coefficient: float = 1.0) -> None:
-        self.coefficient = require_range("strategy.ditto.coefficient", coefficient)
+    def __init__(self, coefficient: float) -> None:
+        self.coefficient = coefficient
 
     def begin(self, context: LocalContext) -> None:
         """Take up v_i."""
@@ -78,8 +76,17 @@ class DittoClient(ClientSide):
         return context.state[OWN]
 
 
-class Ditto(FederatedStrategy):
-    """FedAvg's server with :class:`DittoClient` at the clients."""
+class Ditto(Method):
+    """Ditto (Li et al. 2021): personalised; FedAvg, and at every client a second model that trains
+    near the global one and stays there.
+    """
 
-    def __init__(self, coefficient: float = 1.0, **slots: Unpack[Slots]) -> None:
-        super().__init__(client_sides={"ditto": DittoClient(coefficient)}, **slots)
+    settings = OWN_MODELS
+
+    coefficient: NotNegative = 1.0
+    """lambda, how strongly the client's own model is drawn to the global one; the authors' scripts:
+    1; 0 trains it alone"""
+
+    def parts(self) -> Parts:
+        """Add the second model at the clients."""
+        return Parts(client_sides={"ditto": DittoClient(self.coefficient)})

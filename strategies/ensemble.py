@@ -19,76 +19,20 @@ round. :func:`ensemble_of` makes a network from the file:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from types import MappingProxyType
 
-import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import Reply, Tensors
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.base import Reads, Reply, Tensors
+from fedhet.strategies.fusion.mean_logits import MeanLogits, class_shares, require_logits
+from fedhet.strategies.method import ONE_SHOT, Method
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.statistics.class_counts import (
-    CLASS_COUNTS,
-    ClassCountsClient,
-    ClassCountsServer,
-    holder_shares,
+    class_count_parts,
 )
 
 SHARES, CLIENTS = "shares", "clients"
-
-
-class MeanLogits(nn.Module):
-    """A network whose logits are the weighted means of many models' logits.
-
-    ``model`` computes with each of the states; its own tensors fill in for missing ones. ``shares``
-    are the weight of each model's logit of each class (N, C).
-    """
-
-    shares: Tensor
-
-    def __init__(self, model: nn.Module, states: Sequence[Tensors], shares: Tensor) -> None:
-        super().__init__()
-        self.model = model
-        self.states = list(states)
-        self.register_buffer("shares", shares)
-
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features (B, N, d), those of every model, and logits (B, C)."""
-        answers = [functional_call(self.model, dict(state), (inputs,)) for state in self.states]
-        features = torch.stack([features for features, _ in answers], dim=1)
-        logits = torch.stack([logits for _, logits in answers], dim=1)
-        return features, (logits * self.shares).sum(1)
-
-
-def mean_logits(network: ServerModel, replies: Sequence[Reply], *, masked: bool) -> MeanLogits:
-    """Return the ensemble of the replies' models, in eval mode."""
-    shares = class_shares(replies, network.num_classes, masked=masked).to(network.device)
-    states = [network.trained(reply) for reply in replies]
-    return MeanLogits(network.model, states, shares).eval()
-
-
-def require_logits(what: str, network: ServerModel) -> None:
-    """Refuse a network that does not classify (``classifies`` is False, as of a CVAE)."""
-    if not getattr(network.model, "classifies", True):
-        raise ConfigError(
-            f"{what} averages logits, and {type(network.model).__name__} has none: choose another "
-            "task.model or another strategy"
-        )
-
-
-def class_shares(replies: Sequence[Reply], num_classes: int, *, masked: bool) -> Tensor:
-    """Return the weight of each client's logit of each class (N, C)."""
-    if not masked:
-        return torch.full((len(replies), num_classes), 1.0 / len(replies))
-    if any(CLASS_COUNTS not in reply.payloads for reply in replies):
-        raise ConfigError(
-            "a masked ensemble needs the clients' class counts, but they send none: set "
-            "strategy.class_counts.sent=true, or masked to false"
-        )
-    return holder_shares(replies)
 
 
 class AllClients:
@@ -100,9 +44,9 @@ class AllClients:
         masked: a model has no say in classes that its client does not hold.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
-    def __init__(self, masked: bool = True) -> None:
+    def __init__(self, masked: bool) -> None:
         self.masked = masked
 
     def bind(self, network: ServerModel) -> None:
@@ -140,13 +84,20 @@ def ensemble_of(tensors: Tensors, model: nn.Module) -> MeanLogits:
     return MeanLogits(model, by_client, tensors[SHARES].to(device)).eval()
 
 
-class Ensemble(FederatedStrategy):
-    """One round whose output is the ensemble: ``Ensemble(server_model=ServerModel(...))``."""
+class Ensemble(Method):
+    """Ensemble (Su et al. 2023): one round; keeps the clients' models and evaluates their mean
+    logits. An upper bound of one-shot fusion.
+    """
 
-    def __init__(self, masked: bool = True, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("output", AllClients(masked))
-        super().__init__(
-            client_sides={"class_counts": ClassCountsClient(masked)},
-            server_sides={"class_counts": ClassCountsServer(masked)},
-            **slots,
-        )
+    replaces = frozenset({"output"})
+    settings = ONE_SHOT
+    requires = MappingProxyType({"strategy.personal": "none", "strategy.output": None})
+
+    masked: bool = True
+    """a model says nothing of classes that its client has at most one example of; false: the plain
+    mean of logits, and no class counts are sent"""
+
+    def parts(self) -> Parts:
+        """Keep all models as the output."""
+        counts = class_count_parts() if self.masked else Parts()
+        return counts | Parts(output=AllClients(self.masked))

@@ -25,13 +25,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedhet.common.errors import require_range
+from fedhet.common.kinds import NotNegative, Positive, Selector, ShareAboveZero
 from fedhet.strategies.base import (
     Batch,
     ClientSide,
@@ -42,8 +41,8 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.tensor_selection import TensorSelector, as_selector
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import OWN_MODELS, Method
+from fedhet.strategies.parts import Parts
 
 LOCAL, MIXING = "fedala_local", "fedala_mixing"  # w_local and A, in the client state
 _WINDOW = 10  # passes whose losses are compared
@@ -65,17 +64,14 @@ class FedALAClient(ClientSide):
 
     def __init__(
         self,
-        layers: TensorSelector | str = "head.*",
-        eta: float = 1.0,
-        data_share: float = 0.8,
-        until_std: float | None = None,
+        layers: TensorSelector | str,
+        eta: float,
+        data_share: float,
+        until_std: float | None,
     ) -> None:
         self.layers = as_selector(layers, "strategy.fedala.layers")
-        self.eta = require_range("strategy.fedala.eta", eta)
-        key = "strategy.fedala.data_share"
-        self.data_share = require_range(key, data_share, high=1.0, open_low=True)
-        if until_std is not None:
-            require_range("strategy.fedala.until_std", until_std, open_low=True)
+        self.eta = eta
+        self.data_share = data_share
         self.until_std = until_std
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
@@ -148,17 +144,25 @@ def _mixed(context: LocalContext, mixing: Tensors) -> dict[str, Tensor]:
     return {name: torch.lerp(local[name], context.anchor[name], a) for name, a in mixing.items()}
 
 
-class FedALA(FederatedStrategy):
-    """FedAvg's server with :class:`FedALAClient` at the clients."""
+class FedALA(Method):
+    """FedALA (Zhang et al. 2023): personalised; a client starts from a mix, learnt element by
+    element, of its last model and the global one.
+    """
 
-    def __init__(
-        self,
-        layers: TensorSelector | str = "head.*",
-        eta: float = 1.0,
-        data_share: float = 0.8,
-        until_std: float | None = None,
-        **slots: Unpack[Slots],
-    ) -> None:
-        super().__init__(
-            client_sides={"fedala": FedALAClient(layers, eta, data_share, until_std)}, **slots
-        )
+    settings = OWN_MODELS
+
+    layers: Selector = "head.*"
+    """the tensors that are mixed: all | last:N | first:N | patterns; the others are the global
+    ones"""
+    eta: NotNegative = 1.0
+    """step size of the mixing weights; 0 is FedAvg"""
+    data_share: ShareAboveZero = 0.8
+    """share of a client's examples that the mix is learnt on; FedDW's code: 1"""
+    until_std: Positive | None = None
+    """repeat the first pass until the last 10 losses' standard deviation is below this (the
+    authors' code: .1); null: one pass"""
+
+    def parts(self) -> Parts:
+        """Mix the start of local training."""
+        side = FedALAClient(self.layers, self.eta, self.data_share, self.until_std)
+        return Parts(client_sides={"fedala": side})

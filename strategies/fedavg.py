@@ -11,71 +11,112 @@ FedYogi change only the server optimizer: see server_optimizers.py.
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from types import MappingProxyType
+from typing import Annotated
 
-from fedhet.strategies.components import server_optimizers
-from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.round.arguments import Slots, refuse_slot
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.registration import FederationConfig
-
-
-class FedAvg(FederatedStrategy):
-    """Every slot at its default: weighted mean, server SGD with eta_g = 1."""
+from fedhet.common.configured import Key
+from fedhet.common.kinds import Positive, Share
+from fedhet.strategies.components.server_optimizers import SGD, Adagrad, Adam, Yogi
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
 
 
-class FedAvgM(FederatedStrategy):
-    """FedAvg with server momentum (Hsu, Qi, Brown 2019)."""
-
-    def __init__(self, momentum: float = 0.9, lr: float = 0.1, **slots: Unpack[Slots]) -> None:
-        refuse_slot(self, "server_optimizer", slots)
-        slots["server_optimizer"] = server_optimizers.SGD(lr, momentum)
-        super().__init__(**slots)
-
-
-class FedAdagrad(FederatedStrategy):
-    """FedAvg with Adagrad at the server (Reddi et al. 2021)."""
-
-    def __init__(self, lr: float = 0.03, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
-        refuse_slot(self, "server_optimizer", slots)
-        slots["server_optimizer"] = server_optimizers.Adagrad(lr, tau=tau)
-        super().__init__(**slots)
-
-
-class FedAdam(FederatedStrategy):
-    """FedAvg with Adam at the server (Reddi et al. 2021)."""
-
-    def __init__(self, lr: float = 0.03, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
-        refuse_slot(self, "server_optimizer", slots)
-        slots["server_optimizer"] = server_optimizers.Adam(lr, tau=tau)
-        super().__init__(**slots)
-
-
-class FedYogi(FederatedStrategy):
-    """FedAvg with Yogi at the server (Reddi et al. 2021)."""
-
-    def __init__(self, lr: float = 0.03, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
-        refuse_slot(self, "server_optimizer", slots)
-        slots["server_optimizer"] = server_optimizers.Yogi(lr, tau=tau)
-        super().__init__(**slots)
-
-
-class Local(FederatedStrategy):
-    """Baseline without federation: every client trains its own model on its own examples.
-
-    All tensors are personal (``FederatedClient(personal=Local.personal)``), so only metrics travel.
-    The optimizer starts afresh every round: R rounds of E epochs of Adam are not R E epochs.
+class FedAvg(Method):
+    """FedAvg (McMahan et al. 2017): mean of the clients' models, weighted by their example counts.
+    The baseline of every comparison.
     """
 
-    personal: ClassVar[TensorSelector] = TensorSelector("all")
+
+class FedAvgM(Method):
+    """FedAvgM (Hsu et al. 2019): momentum at the server, which damps the swings of small or skewed
+    cohorts. The steady step is eta_g / (1 - momentum), by default FedAvg's.
+    """
+
+    replaces = frozenset({"server_optimizer"})
+
+    server_lr: Annotated[Positive, Key("server.lr")] = 0.1
+    momentum: Share = 0.9
+    """of the mean update"""
+
+    def parts(self) -> Parts:
+        """Step by SGD with momentum."""
+        return Parts(server_optimizer=SGD(lr=self.server_lr, momentum=self.momentum))
 
 
-class Centralised(FederatedStrategy):
-    """Upper-bound baseline: centralised training, that is FedAvg with one client (``clients=1``).
+class _Adaptive(Method):
+    """What FedAdagrad, FedAdam and FedYogi share.
+
+    The mean update is divided by its running size, so a ``server_lr`` of 1 diverges.
+    """
+
+    replaces = frozenset({"server_optimizer"})
+
+    server_lr: Annotated[Positive, Key("server.lr")] = 0.03
+    beta1: Share = 0.9
+    """decay of the first moment"""
+    tau: Positive = 0.001
+    """adaptivity: added to the root of the second moment"""
+
+
+class FedAdagrad(_Adaptive):
+    """FedAdagrad (Reddi et al. 2021): Adagrad at the server, for sparse or very uneven gradients.
+    The paper tunes server.lr and tau per task.
+    """
+
+    beta1: Share = 0.0
+    """decay of the first moment"""
+
+    def parts(self) -> Parts:
+        """Step by Adagrad."""
+        optimizer = Adagrad(lr=self.server_lr, beta1=self.beta1, tau=self.tau)
+        return Parts(server_optimizer=optimizer)
+
+
+class FedAdam(_Adaptive):
+    """FedAdam (Reddi et al. 2021): Adam at the server, where FedAvg's steps are too small or swing.
+    The paper tunes server.lr and tau per task.
+    """
+
+    beta2: Share = 0.99
+    """decay of the second moment"""
+
+    def parts(self) -> Parts:
+        """Step by Adam."""
+        optimizer = Adam(lr=self.server_lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
+        return Parts(server_optimizer=optimizer)
+
+
+class FedYogi(_Adaptive):
+    """FedYogi (Reddi et al. 2021): Yogi at the server: Adam with a second moment that grows slowly.
+    The paper tunes server.lr and tau per task.
+    """
+
+    beta2: Share = 0.99
+    """decay of the second moment"""
+
+    def parts(self) -> Parts:
+        """Step by Yogi."""
+        optimizer = Yogi(lr=self.server_lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
+        return Parts(server_optimizer=optimizer)
+
+
+class Local(Method):
+    """Local (no federation): every client trains a model of its own and shares nothing; the lower
+    bound that a federation has to beat.
+
+    All tensors are personal, so only metrics travel. The optimizer starts afresh every round:
+    R rounds of E epochs of Adam are not R E epochs.
+    """
+
+    replaces = frozenset({"personal"})
+    settings = MappingProxyType({"strategy.personal": "all", "evaluation.model": "clients"})
+
+
+class Centralised(Method):
+    """Centralised (no federation): one client with all examples; the upper bound that heterogeneity
+    costs accuracy from.
 
     With plain SGD, R rounds of E epochs are R E epochs.
     """
 
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("federation", FederationConfig(num_clients=1))
-        super().__init__(**slots)
+    settings = requires = MappingProxyType({"clients": 1})

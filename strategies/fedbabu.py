@@ -16,19 +16,21 @@ FedDW's released code has no such fine-tuning, like the recipe. It sends the hea
 
 from __future__ import annotations
 
-from typing import ClassVar
+from types import MappingProxyType
 
-from fedhet.strategies.components.local_training_config import Phase
-from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
 
 
-class FedBABU(FederatedStrategy):
-    """FedAvg's server over the body, for clients that train the body alone.
-
-    They are ``FederatedClient(personal=FedBABU.personal, options=...)`` with
-    ``LocalTrainingConfig(epochs=5, phases=FedBABU.phases)``, and start from the same head.
+class FedBABU(Method):
+    """FedBABU (Oh et al. 2022): trains and shares the body alone; the head stays as it was
+    initialised. For fine-tuning at each client afterwards.
     """
 
-    personal: ClassVar[TensorSelector] = TensorSelector("head.*")
-    phases: ClassVar[tuple[Phase, ...]] = (Phase(TensorSelector("body.*")),)
+    replaces = frozenset({"personal", "phases"})
+    settings = MappingProxyType(
+        {
+            "strategy.personal": "head.*",  # it does not travel: it is the same everywhere
+            "strategy.phases": [{"layers": "body.*", "epochs": None}],
+        }
+    )
+    requires = MappingProxyType({"local.initial": "received"})  # one head, the same everywhere

@@ -1,7 +1,7 @@
-"""FedBuff and FedAsync: rounds that wait for nobody. The equations are in components/staleness.py.
+"""FedBuff and FedAsync: rounds that wait for nobody. The equations are in modes/asynchronous.py.
 
-A simulated ``system`` (components/systems.py) says who finishes when; without one, replies count as
-they arrive from real clients (round/live_clients.py). Both methods go with every method whose
+A simulated ``system`` (modes/systems.py) says who finishes when; without one, replies count as
+they arrive from real clients (modes/live_clients.py). Both methods go with every method whose
 aggregator reads the mean of the updates, such as ``strategy=[fedpvr,fedbuff]``: penalties,
 corrections and payloads are those of the version that a client started from.
 
@@ -11,38 +11,49 @@ FedAsync's regularisation towards the received model is FedProx's: ``strategy=[f
 
 from __future__ import annotations
 
-from typing import Unpack
+from types import MappingProxyType
+from typing import Annotated
 
-from fedhet.strategies.components import server_optimizers
+from fedhet.common.configured import Key
+from fedhet.common.kinds import Positive
 from fedhet.strategies.components.aggregators import UniformMean
-from fedhet.strategies.components.staleness import Asynchronous, Discount
-from fedhet.strategies.round.arguments import Slots, refuse_slot
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
+from fedhet.strategies.modes.asynchronous import Asynchronous
+from fedhet.strategies.parts import Parts
 
 
-class FedBuff(FederatedStrategy):
-    """The plain mean of K replies, discounted by (1 + tau)^-a."""
+class FedBuff(Method):
+    """FedBuff (Nguyen et al. 2022): asynchronous; the server steps when a buffer of replies is full
+    and waits for nobody; stale replies weigh less. On a simulated clock (system=...), or between
+    real sites (system=none).
 
-    def __init__(self, buffer: int = 5, exponent: float = 0.5, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("aggregator", UniformMean())
-        refuse_slot(self, "asynchronous", slots)
-        slots["asynchronous"] = Asynchronous(buffer, "polynomial", exponent)
-        super().__init__(**slots)
+    ``participation`` is the share of the clients that train at any time.
+    """
+
+    replaces = frozenset({"asynchronous"})
+    settings = MappingProxyType({"system": "lognormal"})
+
+    asynchronous: Asynchronous = Asynchronous(buffer=5)
+
+    def parts(self) -> Parts:
+        """Step by the plain mean of a buffer."""
+        return Parts(aggregator=UniformMean(), asynchronous=self.asynchronous)
 
 
-class FedAsync(FederatedStrategy):
-    """Every reply is a step of ``alpha`` s(tau) towards the client's model."""
+class FedAsync(Method):
+    """FedAsync (Xie et al. 2019): asynchronous; every reply is a step towards that client's model,
+    smaller if it is stale. On a simulated clock (system=...), or between real sites (system=none).
 
-    def __init__(
-        self,
-        alpha: float = 0.6,
-        discount: Discount = "hinge",
-        exponent: float = 0.5,
-        threshold: float = 4.0,
-        **slots: Unpack[Slots],
-    ) -> None:
-        slots.setdefault("aggregator", UniformMean())
-        slots.setdefault("server_optimizer", server_optimizers.SGD(alpha))
-        refuse_slot(self, "asynchronous", slots)
-        slots["asynchronous"] = Asynchronous(1, discount, exponent, threshold, towards_model=True)
-        super().__init__(**slots)
+    ``server_lr`` is the paper's alpha. Its hinge has exponent 10 and threshold 4, its polynomial
+    exponent .5.
+    """
+
+    replaces = frozenset({"asynchronous"})
+    settings = MappingProxyType({"system": "lognormal"})
+
+    server_lr: Annotated[Positive, Key("server.lr")] = 0.6
+    asynchronous: Asynchronous = Asynchronous(buffer=1, discount="hinge", towards_model=True)
+
+    def parts(self) -> Parts:
+        """Step by one reply."""
+        return Parts(aggregator=UniformMean(), asynchronous=self.asynchronous)

@@ -45,12 +45,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, Unpack
+from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import nn
 
-from fedhet.common.errors import ConfigError, require_choice, require_range
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import ShareAboveZero
 from fedhet.strategies.base import (
     ClientSide,
     Cohort,
@@ -58,29 +60,31 @@ from fedhet.strategies.base import (
     LocalOptimizer,
     LocalSummary,
     Payloads,
+    Reads,
     ReplySum,
     ServerSide,
     Tensors,
     zeros_like,
 )
 from fedhet.strategies.components.aggregators import UniformMean
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.statistics.update_diagnostics import norm
+from fedhet.strategies.method import Method, MethodPart
+from fedhet.strategies.parts import Parts
+from fedhet.strategies.round.update_diagnostics import norm
 
 MOMENTUM = "momentum"
 LONG = 2.0  # times the plain mean's step: from here on a stretched aggregate is worth a warning
 
+Source = Literal["aggregate", "mean"]
 _log = logging.getLogger(__name__)
 
 
-class ClientMomentum(ClientSide):
+class ClientMomentumClient(ClientSide):
     """The client half: mixes the momentum into every gradient, whose weight is alpha."""
 
     needs = compressible = frozenset({MOMENTUM})
 
-    def __init__(self, alpha: float = 0.1) -> None:
-        self.alpha = require_range("strategy.client_momentum.alpha", alpha, high=1.0, open_low=True)
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse momentum and Adam."""
@@ -114,20 +118,15 @@ class ClientMomentumServer(ServerSide):
 
     Args:
         alpha: the client half's.
-        source: "aggregate": m is Delta's direction and length; "mean": that of the clients' mean
-            update, before an aggregator such as norm_mean stretches it.
+        source: see :class:`ClientMomentum`.
     """
 
     sends = frozenset({MOMENTUM})
-    reads_updates = True
+    reads = Reads.STEPS
 
-    def __init__(
-        self, alpha: float = 0.1, source: Literal["aggregate", "mean"] = "aggregate"
-    ) -> None:
-        self.alpha = require_range("strategy.client_momentum.alpha", alpha, high=1.0, open_low=True)
-        self.source = require_choice(
-            "strategy.client_momentum.source", source, ("aggregate", "mean")
-        )
+    def __init__(self, alpha: float, source: Source) -> None:
+        self.alpha = alpha
+        self.source = source
         self._figures: dict[str, float] = {}
         self._warned = False
 
@@ -211,13 +210,36 @@ def _lr_sum(total: ReplySum, *, robust: bool) -> float:
     return math.fsum(weight * one for weight, one in pairs) / math.fsum(total.weights)
 
 
-class FedCM(FederatedStrategy):
-    """Client momentum and the plain mean of updates; ``aggregator=NormMean()`` is FedCM+."""
+class ClientMomentum(MethodPart):
+    """FedCM's momentum: clients mix the last round's mean direction into their gradients."""
 
-    def __init__(self, alpha: float = 0.1, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("aggregator", UniformMean())
-        super().__init__(
-            client_sides={"client_momentum": ClientMomentum(alpha)},
-            server_sides={"client_momentum": ClientMomentumServer(alpha)},
-            **slots,
+    name = "client_momentum"
+    # Models that start apart: their displacement is not a sum of gradients.
+    requires = MappingProxyType({"local.initial": "received"})
+
+    alpha: ShareAboveZero = 0.1
+    """weight of the fresh gradient; 1 is FedAvg"""
+    source: Source = "aggregate"
+    """m is made of the aggregate (as in the papers) | mean: of the clients' mean update, before
+    norm_mean stretches it"""
+
+    def parts(self) -> Parts:
+        """Add the two halves."""
+        return Parts(
+            client_sides={"client_momentum": ClientMomentumClient(self.alpha)},
+            server_sides={"client_momentum": ClientMomentumServer(self.alpha, self.source)},
         )
+
+
+class FedCM(Method):
+    """FedCM (Xu et al. 2021): momentum at the clients, along the last mean update; for few clients
+    a round, since clients keep no state.
+
+    With ``strategy/aggregator=norm_mean`` it is FedCM+.
+    """
+
+    client_momentum: ClientMomentum = ClientMomentum()
+
+    def parts(self) -> Parts:
+        """Average the updates without weights."""
+        return Parts(aggregator=UniformMean())

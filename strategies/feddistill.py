@@ -19,18 +19,18 @@ sum q (log q - p), linear in p.
 
 from __future__ import annotations
 
-from typing import Any, Unpack
-
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from fedhet.common.errors import require_range
+from fedhet.common.kinds import NotNegative
 from fedhet.strategies.base import ClientSide, Step
-from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.statistics.class_means import MEANS
-from fedhet.strategies.statistics.soft_labels import SOFT_LABELS, SoftLabelClient, SoftLabelServer
+from fedhet.strategies.statistics.soft_labels import (
+    SOFT_LABELS,
+    SoftLabels,
+)
 
 
 class FedDistillClient(ClientSide):
@@ -38,8 +38,8 @@ class FedDistillClient(ClientSide):
 
     needs = frozenset({SOFT_LABELS})
 
-    def __init__(self, coefficient: float = 1.0) -> None:
-        self.coefficient = require_range("strategy.feddistill.coefficient", coefficient)
+    def __init__(self, coefficient: float) -> None:
+        self.coefficient = coefficient
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return lambda times the mean KL, a scalar; None at lambda = 0."""
@@ -50,23 +50,15 @@ class FedDistillClient(ClientSide):
         return self.coefficient * kl_div(said, taught, reduction="batchmean")
 
 
-class FedDistill(FederatedStrategy):
-    """FedAvg's server with the mean soft label by class beside it; arguments as FedDW's."""
+class FedDistill(Method):
+    """FedDistill+ (Jeong et al. 2018): averages models and pulls each client's outputs towards the
+    class's mean soft label of all clients; against label skew.
+    """
 
-    def __init__(
-        self,
-        coefficient: float = 1.0,
-        soft_labels: dict[str, Any] | None = None,
-        mechanism: GaussianMechanism | None = None,
-        **slots: Unpack[Slots],
-    ) -> None:
-        super().__init__(
-            client_sides={
-                "feddistill": FedDistillClient(coefficient),
-                "soft_labels": SoftLabelClient(mechanism),
-            },
-            server_sides={
-                "soft_labels": SoftLabelServer(**(soft_labels or {}), mechanism=mechanism)
-            },
-            **slots,
-        )
+    coefficient: NotNegative = 1.0
+    """lambda, the coefficient of the divergence; 0 is FedAvg"""
+    soft_labels: SoftLabels = SoftLabels()
+
+    def parts(self) -> Parts:
+        """Add the divergence at the clients."""
+        return Parts(client_sides={"feddistill": FedDistillClient(self.coefficient)})

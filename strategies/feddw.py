@@ -31,24 +31,23 @@ what soft_labels.py says of SL. The term acts from round 1 on, against the ident
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, softmax
 
-from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, NotNegative, Share, Whole
 from fedhet.strategies.base import ClientSide, LocalOptimizer, Step
 from fedhet.strategies.components.tensor_selection import linear_classifier
-from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.statistics.class_means import MEANS
 from fedhet.strategies.statistics.soft_labels import (
     HEAD,
     SOFT_LABELS,
-    SoftLabelClient,
-    SoftLabelServer,
+    SoftLabels,
 )
 
 
@@ -64,13 +63,11 @@ class FedDWClient(ClientSide):
 
     needs = frozenset({SOFT_LABELS})
 
-    def __init__(
-        self, mu: float = 0.1, decay: float = 1.0, decay_every: int = 9, linearised_every: int = 0
-    ) -> None:
-        self.mu = require_range("strategy.feddw.mu", mu)
-        self.decay = require_range("strategy.feddw.decay", decay, high=1.0)
-        self.decay_every = require_whole("strategy.feddw.decay_every", decay_every, low=1)
-        self.linearised_every = require_whole("strategy.feddw.linearised_every", linearised_every)
+    def __init__(self, mu: float, decay: float, decay_every: int, linearised_every: int) -> None:
+        self.mu = mu
+        self.decay = decay
+        self.decay_every = decay_every
+        self.linearised_every = linearised_every
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse a classifier that is not linear, or has a bias."""
@@ -104,25 +101,25 @@ def class_relations(weight: Tensor) -> Tensor:
     return softmax(weight @ weight.T, dim=1)
 
 
-class FedDW(FederatedStrategy):
-    """FedAvg's server with the mean soft label by class beside it.
-
-    Args:
-        soft_labels: SoftLabelServer's options, such as ``{"smoothing": 0.5}``.
-        mechanism: clipping and noise of the clients' soft labels.
+class FedDW(Method):
+    """FedDW (Liu et al. 2024): pulls the class relations of the classifier, softmax(W W^T), towards
+    the mean soft labels of all clients; against label skew.
     """
 
-    def __init__(
-        self,
-        mu: float = 0.1,
-        soft_labels: dict[str, Any] | None = None,
-        mechanism: GaussianMechanism | None = None,
-        **slots: Unpack[Slots],
-    ) -> None:
-        super().__init__(
-            client_sides={"feddw": FedDWClient(mu), "soft_labels": SoftLabelClient(mechanism)},
-            server_sides={
-                "soft_labels": SoftLabelServer(**(soft_labels or {}), mechanism=mechanism)
-            },
-            **slots,
-        )
+    settings = MappingProxyType({"task.head_bias": False})
+
+    mu: NotNegative = 0.1
+    """weight of the term; the paper tunes it in {.01, .1, 1, 10, 100}; 0 is FedAvg with a
+    classifier without bias"""
+    decay: Share = 1.0
+    """factor on mu at the start of every decay_every rounds; the released code has .1"""
+    decay_every: Count = 9
+    """so many rounds"""
+    linearised_every: Whole = 0
+    """0: eq. 11; n: the convex variant, eq. 30, its reference taken again every n steps"""
+    soft_labels: SoftLabels = SoftLabels()
+
+    def parts(self) -> Parts:
+        """Add the term at the clients."""
+        side = FedDWClient(self.mu, self.decay, self.decay_every, self.linearised_every)
+        return Parts(client_sides={"feddw": side})

@@ -27,12 +27,12 @@ CIFAR-10 example have alpha .01, FL-Simulator .1.
 
 from __future__ import annotations
 
-from typing import Unpack
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import ConfigError, require_range
+from fedhet.common.kinds import NotNegative
 from fedhet.strategies.base import (
     ClientSide,
     Cohort,
@@ -46,8 +46,8 @@ from fedhet.strategies.base import (
 )
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.model_outputs import Participants
-from fedhet.strategies.round.arguments import Slots, refuse_slot
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
 
 DRIFT_SUM = "drift_sum"
 
@@ -55,8 +55,8 @@ DRIFT_SUM = "drift_sum"
 class FedDynClient(ClientSide):
     """The client half: regularises dynamically with weight alpha, keeps h_i."""
 
-    def __init__(self, alpha: float = 0.01) -> None:
-        self.alpha = require_range("strategy.feddyn.alpha", alpha)
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
 
     def begin(self, context: LocalContext) -> None:
         """Start h_i at zero in the client's first round."""
@@ -95,8 +95,8 @@ class FedDynServer:
 
     coupled_state = frozenset({DRIFT_SUM})
 
-    def __init__(self, alpha: float = 0.01) -> None:
-        self.alpha = require_range("strategy.feddyn.alpha", alpha)
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
         self.drift_sum: dict[str, Tensor] = {}
 
     def init(self, params: Tensors) -> None:
@@ -121,16 +121,26 @@ class FedDynServer:
         self.drift_sum = dict(state.get(DRIFT_SUM, {}))
 
 
-class FedDyn(FederatedStrategy):
-    """Dynamic regularisation, plain mean of updates; evaluates the participants' mean."""
+class FedDyn(Method):
+    """FedDyn (Acar et al. 2021): a linear term moves each client's optimum to the common one; for
+    many rounds with clients that return.
 
-    def __init__(self, alpha: float = 0.01, **slots: Unpack[Slots]) -> None:
-        if type(slots.setdefault("aggregator", UniformMean())) is not UniformMean:
-            raise ConfigError(
-                f"FedDyn(aggregator={type(slots['aggregator']).__name__}(...)): H is the mean of "
-                "h_i over all clients with UniformMean() alone; leave aggregator out"
-            )
-        slots.setdefault("output", Participants())
-        refuse_slot(self, "server_optimizer", slots)
-        slots["server_optimizer"] = FedDynServer(alpha)
-        super().__init__(client_sides={"feddyn": FedDynClient(alpha)}, **slots)
+    H is the mean of h_i over all clients with the plain mean alone.
+    """
+
+    replaces = frozenset({"aggregator", "output", "server_optimizer"})
+    requires = MappingProxyType(
+        {"server.lr": 1.0, "strategy.aggregator": None, "strategy.server_optimizer": None}
+    )
+
+    alpha: NotNegative = 0.01
+    """weight of the clients' terms (FL-Simulator: .1); 0 is FedAvg with the plain mean"""
+
+    def parts(self) -> Parts:
+        """Add the clients' terms, and H to the server's step; evaluate the participants' mean."""
+        return Parts(
+            client_sides={"feddyn": FedDynClient(self.alpha)},
+            aggregator=UniformMean(),
+            server_optimizer=FedDynServer(self.alpha),
+            output=Participants(),
+        )

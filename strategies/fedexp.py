@@ -26,25 +26,25 @@ round, 20 local steps, weight decay 1e-4 and clip 10.
 
 from __future__ import annotations
 
-from typing import Unpack
+from types import MappingProxyType
 
 from torch import Tensor
 
-from fedhet.common.errors import require_range
-from fedhet.strategies.base import ReplySum, Tensors, Weighting
-from fedhet.strategies.round.arguments import Slots, refuse_slot
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.statistics.update_diagnostics import norm
+from fedhet.common.kinds import Positive
+from fedhet.strategies.base import Reads, ReplySum, Tensors, Weighting
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
+from fedhet.strategies.round.update_diagnostics import norm
 
 
 class ExtrapolatedMean:
     """The plain mean of updates times FedExP's server step size."""
 
     weighting: Weighting = "clients"
-    individual = "it needs the squared norm of every update; take strategy=fedavg"
+    reads = Reads.NORMS
 
-    def __init__(self, eps: float = 0.001) -> None:
-        self.eps = require_range("strategy.fedexp.eps", eps, open_low=True)
+    def __init__(self, eps: float) -> None:
+        self.eps = eps
 
     def __call__(self, params: Tensors, total: ReplySum) -> dict[str, Tensor]:
         """Return the aggregate."""
@@ -54,10 +54,19 @@ class ExtrapolatedMean:
         return {name: step_size * value for name, value in total.update.items()}
 
 
-class FedExP(FederatedStrategy):
-    """FedAvg with :class:`ExtrapolatedMean`; ``output=LastTwo()`` evaluates as the authors do."""
+class FedExP(Method):
+    """FedExP (Jhunjhunwala et al. 2023): the less the clients' updates agree, the longer the
+    server's step; no key to tune.
 
-    def __init__(self, eps: float = 0.001, **slots: Unpack[Slots]) -> None:
-        refuse_slot(self, "aggregator", slots)
-        slots["aggregator"] = ExtrapolatedMean(eps)
-        super().__init__(**slots)
+    ``strategy/output=last_two`` evaluates as the authors do.
+    """
+
+    replaces = frozenset({"aggregator"})
+    requires = MappingProxyType({"strategy.aggregator": None})
+
+    eps: Positive = 0.001
+    """added to the squared norm of the mean update; the larger, the closer to FedAvg. EMNIST: .1"""
+
+    def parts(self) -> Parts:
+        """Extrapolate the mean."""
+        return Parts(aggregator=ExtrapolatedMean(self.eps))

@@ -15,23 +15,20 @@ compares with.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
+from fedhet.common.kinds import Positive
 from fedhet.strategies.base import Tensors
-from fedhet.strategies.fusion.grown_network import GrownNetwork, spread
+from fedhet.strategies.fusion.grown_network import GrownNetwork, Matching, spread
 from fedhet.strategies.fusion.layer_chain import Link
 from fedhet.strategies.fusion.projections import bias_of
-from fedhet.strategies.pfnm import PFNM
-from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.parts import Parts
 
 
 class MatchedAveraging(GrownNetwork):
     """FedMA's output model; the arguments are those of :class:`GrownNetwork`."""
-
-    key = "strategy.fedma"
 
     def matched(
         self, chain: Sequence[Link], models: Sequence[Tensors], shares: Tensor
@@ -77,9 +74,14 @@ def _weights(
     return found
 
 
-class FedMA(PFNM):
-    """One round whose output is the grown network: ``FedMA(server_model=ServerModel(...))``."""
+class FedMA(Matching):
+    """FedMA (Wang et al. 2020): one round, without its retraining; matches neurons and channels as
+    PFNM does, layer by layer from the inputs up.
+    """
 
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("output", MatchedAveraging(gamma=7.0))
-        super().__init__(**slots)
+    gamma: Positive = 7.0
+    """mass of the process: how readily neurons become new ones"""
+
+    def parts(self) -> Parts:
+        """Match the neurons, layer by layer."""
+        return self.matching_parts(MatchedAveraging)

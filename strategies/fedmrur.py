@@ -1,6 +1,6 @@
 """FedMRUR: federated learning with manifold regularization and normalized update reaggregation.
 
-An, Shen, Hu, Luo. NeurIPS 2023. https://arxiv.org/abs/2311.05851
+An, Shen, Hu, Luo. NeurIPS 2023. https://arxiv.org/abs/2311.05924
 
 MoFedSAM whose clients keep their representations close to the global model's in the Lorentz model
 of hyperbolic space, and whose server gives the mean update the clients' mean norm.
@@ -39,18 +39,21 @@ The paper: alpha .1, rho .5, gamma .005, sigma 1e4, beta 1, eta_l .1 x .998 a ro
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import require_choice, require_range
+from fedhet.common.kinds import NotNegative, Positive
 from fedhet.strategies.base import ClientSide, Step
 from fedhet.strategies.components.aggregators import NormMean
-from fedhet.strategies.fedcm import ClientMomentum, ClientMomentumServer
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.fedcm import ClientMomentum
+from fedhet.strategies.fedsam import SharpnessAware
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
 
+Space = Literal["lorentz", "euclidean"]
+Lifts = Literal["representation", "data"]
 _LINEAR_FROM = 20.0  # e^20 = 4.9e8: far from float32's limits, and from any D2 / sigma of use
 
 
@@ -81,17 +84,17 @@ class ManifoldRegularizer(ClientSide):
 
     def __init__(
         self,
-        gamma: float = 0.005,
-        sigma: float = 1e4,
-        beta: float = 1.0,
-        space: Literal["lorentz", "euclidean"] = "lorentz",
-        lifts: Literal["representation", "data"] = "representation",
+        gamma: float,
+        sigma: float,
+        beta: float,
+        space: Space,
+        lifts: Lifts,
     ) -> None:
-        self.gamma = require_range("strategy.fedmrur.gamma", gamma)
-        self.sigma = require_range("strategy.fedmrur.sigma", sigma, open_low=True)
-        self.beta = require_range("strategy.fedmrur.beta", beta, open_low=True)
-        self.space = require_choice("strategy.fedmrur.space", space, ("lorentz", "euclidean"))
-        self.lifts = require_choice("strategy.fedmrur.lifts", lifts, ("representation", "data"))
+        self.gamma = gamma
+        self.sigma = sigma
+        self.beta = beta
+        self.space = space
+        self.lifts = lifts
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return gamma R, a scalar; None at gamma = 0."""
@@ -111,23 +114,28 @@ class ManifoldRegularizer(ClientSide):
         return lorentz_distance(features, received, beta)
 
 
-class FedMRUR(FederatedStrategy):
-    """The paper's method. Its clients' local optimizer is :class:`fedhet.strategies.fedsam.SAM`."""
+class FedMRUR(Method):
+    """FedMRUR (An et al. 2023): MoFedSAM whose clients stay close to the global model's
+    representations in hyperbolic space, and whose server gives the mean update the updates' mean
+    norm; against strong skew.
+    """
 
-    def __init__(
-        self,
-        gamma: float = 0.005,
-        sigma: float = 1e4,
-        beta: float = 1.0,
-        alpha: float = 0.1,
-        **slots: Unpack[Slots],
-    ) -> None:
-        slots.setdefault("aggregator", NormMean())
-        super().__init__(
-            client_sides={
-                "client_momentum": ClientMomentum(alpha),
-                "fedmrur": ManifoldRegularizer(gamma, sigma, beta),
-            },
-            server_sides={"client_momentum": ClientMomentumServer(alpha)},
-            **slots,
-        )
+    replaces = frozenset({"aggregator", "optimizer"})
+
+    gamma: NotNegative = 0.005
+    """weight of the regulariser; 0 leaves FedMRUR-N"""
+    sigma: Positive = 10000.0
+    """scale of the squared distance"""
+    beta: Positive = 1.0
+    """of the hyperboloid"""
+    space: Space = "lorentz"
+    """where distances are taken: lorentz | euclidean"""
+    lifts: Lifts = "representation"
+    """what is mapped: representation | data (an example with its representation)"""
+    client_momentum: ClientMomentum = ClientMomentum()
+    sam: SharpnessAware = SharpnessAware()
+
+    def parts(self) -> Parts:
+        """Add the regulariser, and give the mean update the updates' mean norm."""
+        regularizer = ManifoldRegularizer(self.gamma, self.sigma, self.beta, self.space, self.lifts)
+        return Parts(client_sides={"fedmrur": regularizer}, aggregator=NormMean())

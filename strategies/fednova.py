@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +33,7 @@ from fedhet.strategies.base import (
     LocalOptimizer,
     LocalSummary,
     Payloads,
+    Reads,
     RefusedReplyError,
     Reply,
     ServerSide,
@@ -42,8 +42,8 @@ from fedhet.strategies.base import (
     Weighting,
 )
 from fedhet.strategies.components.local_optimizers import reach
-from fedhet.strategies.round.arguments import Slots, refuse_slot
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
 
 REACH = "fednova_reach"
 
@@ -102,8 +102,7 @@ class NormalizedMean:
     """The mean of updates, each divided by its |a_i|, times tau_eff."""
 
     weighs: Weighting = "examples"  # p_i
-    individual = "it divides every client's update by the steps behind it"
-    one_start = True  # what clients moved by without a step it would stretch, too
+    reads = Reads.REPLIES | Reads.STEPS  # it would stretch what clients moved by without a step
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the aggregate."""
@@ -119,14 +118,19 @@ class NormalizedMean:
         return delta
 
 
-class FedNova(FederatedStrategy):
-    """FedAvg with :class:`NormalizedMean`."""
+class FedNova(Method):
+    """FedNova (Wang et al. 2020): divides every client's update by its local steps, for clients
+    that take very different numbers of steps.
+    """
 
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        refuse_slot(self, "aggregator", slots)
-        slots["aggregator"] = NormalizedMean()
-        super().__init__(
+    replaces = frozenset({"aggregator"})
+    # What models that start apart differ by comes from no step.
+    requires = MappingProxyType({"strategy.aggregator": None, "local.initial": "received"})
+
+    def parts(self) -> Parts:
+        """Divide the updates by the reach that the clients send."""
+        return Parts(
             client_sides={"fednova": FedNovaClient()},
             server_sides={"fednova": FedNovaServer()},
-            **slots,
+            aggregator=NormalizedMean(),
         )

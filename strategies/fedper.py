@@ -17,13 +17,15 @@ clients' models, including clients that have not trained yet; here they do not c
 
 from __future__ import annotations
 
-from typing import ClassVar
+from types import MappingProxyType
 
-from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
 
 
-class FedPer(FederatedStrategy):
-    """FedAvg's server over the body, for ``FederatedClient(personal=FedPer.personal)``."""
+class FedPer(Method):
+    """FedPer (Arivazhagan et al. 2019): personalised; the body is shared, and every client keeps a
+    head of its own.
+    """
 
-    personal: ClassVar[TensorSelector] = TensorSelector("head.*")
+    replaces = frozenset({"personal"})
+    settings = MappingProxyType({"strategy.personal": "head.*", "evaluation.model": "clients"})

@@ -23,12 +23,12 @@ averaged; and from round 2 on a class without a prototype has one of zeros.
 
 from __future__ import annotations
 
-from typing import Unpack
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import require_range
+from fedhet.common.kinds import NotNegative
 from fedhet.strategies.base import (
     ClientSide,
     Cohort,
@@ -43,8 +43,8 @@ from fedhet.strategies.base import (
     Step,
     Tensors,
 )
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.statistics.class_means import (
     COUNTS,
     MEANS,
@@ -64,8 +64,8 @@ class PrototypeClient(ClientSide):
     needs, sends = frozenset({PROTOTYPES}), frozenset({PROTOTYPE_SUMS})
     per_example = frozenset({PROTOTYPE_SUMS})
 
-    def __init__(self, coefficient: float = 1.0) -> None:
-        self.coefficient = require_range("strategy.fedproto.coefficient", coefficient)
+    def __init__(self, coefficient: float) -> None:
+        self.coefficient = coefficient
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return lambda times the mean squared distance, a scalar; None where nothing is known."""
@@ -133,12 +133,20 @@ class PrototypeServer(ServerSide):
         self.sent = dict(state.get(PROTOTYPES, {}))
 
 
-class FedProto(FederatedStrategy):
-    """Prototypes by class and nothing else, if the clients keep all tensors (``personal=all``)."""
+class FedProto(Method):
+    """FedProto (Tan et al. 2022): shares class means of features instead of parameters; for clients
+    whose models may not leave.
+    """
 
-    def __init__(self, coefficient: float = 1.0, **slots: Unpack[Slots]) -> None:
-        super().__init__(
-            client_sides={"fedproto": PrototypeClient(coefficient)},
+    replaces = frozenset({"personal"})
+    settings = MappingProxyType({"strategy.personal": "all", "evaluation.model": "clients"})
+
+    coefficient: NotNegative = 1.0
+    """lambda, the coefficient of the squared distance to the prototype; 0 is local training"""
+
+    def parts(self) -> Parts:
+        """Share the prototypes."""
+        return Parts(
+            client_sides={"fedproto": PrototypeClient(self.coefficient)},
             server_sides={"fedproto": PrototypeServer()},
-            **slots,
         )

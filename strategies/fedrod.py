@@ -21,7 +21,6 @@ form, in which a hypernetwork makes P, is not here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +37,8 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.tensor_selection import linear_classifier
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import OWN_MODELS, Method
+from fedhet.strategies.parts import Parts
 
 HEAD = "fedrod_head"  # P, in the client state
 _WEIGHT, _BIAS = "head.weight", "head.bias"
@@ -99,8 +98,13 @@ class FedRoDClient(ClientSide):
         }
 
 
-class FedRoD(FederatedStrategy):
-    """FedAvg's server with :class:`FedRoDClient` at the clients."""
+class FedRoD(Method):
+    """FedRoD (Chen, Chao 2022): personalised; a shared head trained on a class-balanced loss, and
+    at every client a second head for its own classes.
+    """
 
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        super().__init__(client_sides={"fedrod": FedRoDClient()}, **slots)
+    settings = OWN_MODELS
+
+    def parts(self) -> Parts:
+        """Add the second head at the clients."""
+        return Parts(client_sides={"fedrod": FedRoDClient()})

@@ -21,16 +21,18 @@ FedMRUR's paper, too large for a small network: tune it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import require_range
+from fedhet.common.kinds import NotNegative
 from fedhet.strategies.base import Batch, Tensors
+from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.local_optimizers import SGD
-from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.fedcm import FedCM
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.fedcm import ClientMomentum
+from fedhet.strategies.method import Method, MethodPart
+from fedhet.strategies.parts import Parts
 
 _LEAST_NORM = 1e-7
 
@@ -46,13 +48,15 @@ class SAM:
 
     def __init__(
         self,
-        rho: float = 0.1,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        momentum_layers: TensorSelector | str = "all",
+        rho: float,
+        momentum: float,
+        weight_decay: float,
+        momentum_layers: str,
     ) -> None:
-        self.rho = require_range("strategy.sam.rho", rho)
-        self.outer = SGD(momentum, weight_decay, momentum_layers)
+        self.rho = rho
+        self.outer = SGD(
+            momentum=momentum, weight_decay=weight_decay, momentum_layers=momentum_layers
+        )
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size."""
@@ -97,9 +101,48 @@ class SAM:
         torch._foreach_add_(params, grads)
 
 
-class FedSAM(FederatedStrategy):
-    """FedAvg's server. Its clients take :class:`SAM` for their local optimizer."""
+class SharpnessAware(MethodPart):
+    """Sharpness-aware local steps."""
+
+    name = "sam"
+    settings = MappingProxyType(
+        {
+            "local.optimizer": "sam",
+            "local.optimizers.sam": {
+                "_target_": "fedhet.strategies.fedsam.SAM",
+                "rho": "${strategy.sam.rho}",
+                "momentum": "${local.momentum}",
+                "weight_decay": "${local.weight_decay}",
+                "momentum_layers": "${local.momentum_layers}",
+            },
+        }
+    )
+    requires = MappingProxyType({"local.optimizer": "sam"})
+
+    rho: NotNegative = 0.1
+    """radius of the perturbation; 0 is plain SGD. Tune it: .5 is for a ResNet-18"""
 
 
-class MoFedSAM(FedCM):
-    """FedCM's server. Its clients take :class:`SAM` for their local optimizer."""
+class FedSAM(Method):
+    """FedSAM (Qu et al. 2022): sharpness-aware steps at the clients lead to flat minima, which
+    averaging harms less.
+    """
+
+    replaces = frozenset({"optimizer"})
+
+    sam: SharpnessAware = SharpnessAware()
+
+
+class MoFedSAM(Method):
+    """MoFedSAM (Qu et al. 2022): FedSAM's sharpness-aware steps with FedCM's momentum at the
+    clients.
+    """
+
+    replaces = frozenset({"optimizer"})
+
+    client_momentum: ClientMomentum = ClientMomentum()
+    sam: SharpnessAware = SharpnessAware()
+
+    def parts(self) -> Parts:
+        """Average the updates without weights."""
+        return Parts(aggregator=UniformMean())

@@ -21,16 +21,14 @@ features of a batch are equal, U is 1, without gradient. (The released code gets
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import torch
 from torch import Tensor
 from torch.nn.functional import relu, softmax
 
-from fedhet.common.errors import require_range
+from fedhet.common.kinds import NotNegative
 from fedhet.strategies.base import ClientSide, Step
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
 
 
 class FedUVClient(ClientSide):
@@ -38,9 +36,9 @@ class FedUVClient(ClientSide):
 
     by_class = True
 
-    def __init__(self, variance: float = 2.5, uniformity: float = 0.5) -> None:
-        self.variance = require_range("strategy.feduv.variance", variance)
-        self.uniformity = require_range("strategy.feduv.uniformity", uniformity)
+    def __init__(self, variance: float, uniformity: float) -> None:
+        self.variance = variance
+        self.uniformity = uniformity
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return lambda_V V + lambda_U U, a scalar; None if both are 0, and for one example."""
@@ -105,10 +103,16 @@ def _precise(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-class FedUV(FederatedStrategy):
-    """FedAvg's server with :class:`FedUVClient` at the clients."""
+class FedUV(Method):
+    """FedUV (Son et al. 2024): keeps the outputs of a batch varied and its features spread, as IID
+    data would; against label skew without more bytes.
+    """
 
-    def __init__(
-        self, variance: float = 2.5, uniformity: float = 0.5, **slots: Unpack[Slots]
-    ) -> None:
-        super().__init__(client_sides={"feduv": FedUVClient(variance, uniformity)}, **slots)
+    variance: NotNegative = 2.5
+    """coefficient of V, the missing variance of a batch's outputs; 0: without it"""
+    uniformity: NotNegative = 0.5
+    """coefficient of U, how crowded a batch's features are; 0: without it; both 0 is FedAvg"""
+
+    def parts(self) -> Parts:
+        """Add the two terms at the clients."""
+        return Parts(client_sides={"feduv": FedUVClient(self.variance, self.uniformity)})

@@ -18,13 +18,16 @@ The paper's experiments train FedAvg on the whole model first, and then go on in
 
 from __future__ import annotations
 
-from typing import ClassVar
+from types import MappingProxyType
 
-from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
 
 
-class LGFedAvg(FederatedStrategy):
-    """FedAvg's server over the head, for ``FederatedClient(personal=LGFedAvg.personal)``."""
+class LGFedAvg(Method):
+    """LG-FedAvg (Liang et al. 2020): personalised; the head is shared, and every client keeps a
+    body of its own.
+    """
 
-    personal: ClassVar[TensorSelector] = TensorSelector("body.*")
+    name = "lg_fedavg"
+    replaces = frozenset({"personal"})
+    settings = MappingProxyType({"strategy.personal": "body.*", "evaluation.model": "clients"})

@@ -35,29 +35,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from logging import INFO
-from typing import Literal, Unpack
+from types import MappingProxyType
+from typing import Annotated, Literal
 
 import torch
 from flwr.common.logger import log
+from pydantic import Field
 from torch import Tensor
 
-from fedhet.common.errors import ConfigError, require_choice, require_range, require_whole
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.common.configured import Key
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Device, NotNegative, Positive, Seed, ShareAboveZero, Whole
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.fusion.maecho_iterates import Cumulative, FromLocal, Iterate, Normalised
 from fedhet.strategies.fusion.projected_layers import (
     Layer,
-    ProjectionServer,
+    Projections,
     local_models,
     masked_classifier,
     projected_layers,
     read_layer,
     unflattened,
 )
-from fedhet.strategies.fusion.projections import ProjectionClient, bias_of
+from fedhet.strategies.fusion.projections import bias_of
+from fedhet.strategies.method import ONE_SHOT, Method
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.regmean import regression_mean
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
+Loop = Literal["released", "algorithm1", "equation11"]
+Weights = Literal["uniform", "program"]
+Initial = Literal["average", "first", "random", "regmean"]
+Absent = Literal["zero", "keep"]
 _CHECK_EVERY = 10  # iterations between tests for convergence, which wait for the GPU
 
 
@@ -69,8 +77,8 @@ class Released:
         normalise: Norm: divide each row of the V_i's increments by its length.
     """
 
-    def __init__(self, step: float = 1.6, normalise: bool = False) -> None:
-        self.step = require_range("strategy.maecho.step", step, high=2.0, open_low=True)
+    def __init__(self, step: float, normalise: bool) -> None:
+        self.step = step
         self.stride = self.step
         self.normalise = normalise
 
@@ -84,9 +92,9 @@ class Released:
 class Algorithm1:
     """Algorithm 1 as printed: eta is half of W's step, mu holds the V_i to their last values."""
 
-    def __init__(self, eta: float = 0.5, mu: float = 1.0) -> None:
-        self.stride = 2.0 * require_range("strategy.maecho.eta", eta, open_low=True)
-        self.kappa = require_range("strategy.maecho.mu", mu) / (1.0 + mu)
+    def __init__(self, eta: float, mu: float) -> None:
+        self.stride = 2.0 * eta
+        self.kappa = mu / (1.0 + mu)
 
     def start(self, layer: Layer, model: Tensor, cap: float | None) -> Iterate:
         """Return the loop's iterate."""
@@ -105,50 +113,19 @@ class HarmonizedOptima:
     """MA-Echo's aggregator: clients' models and projections in, the fused model out.
 
     Args:
-        loop: :class:`Released`, :class:`Algorithm1` or :class:`Equation11`.
-        iterations: tau, at most.
-        weights: alpha: "uniform", or "program" (eq. 6).
-        cap: C of eq. 6; below 1 / N the weights are uniform.
-        initial: W at first: the clients' "average", the "first" client's model, "random" numbers
-            with the clients' standard deviation, or their "regmean" (strategies/regmean.py).
-        tolerance: a layer stops when its step is shorter than this share of it; 0: never.
-        absent: the classifier's row of a class that no client holds: "zero", or "keep" x's.
-        form: of the clients' projections, "ridge" or "damped"; initial="regmean" needs "ridge".
-        seed: of random numbers.
-        device: where to compute: "cpu", "cuda", or "auto".
+        method: its settings.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
-    def __init__(
-        self,
-        loop: Released | Algorithm1 | None = None,
-        iterations: int = 60,
-        weights: Literal["uniform", "program"] = "uniform",
-        cap: float = 0.5,
-        initial: Literal["average", "first", "random", "regmean"] = "average",
-        tolerance: float = 1e-6,
-        absent: Literal["zero", "keep"] = "zero",
-        form: str = "ridge",
-        seed: int = 0,
-        device: str = "auto",
-    ) -> None:
-        key = "strategy.maecho"
-        self.loop = loop or Released()
-        self.iterations = require_whole(f"{key}.iterations", iterations, low=0)
-        self.weights = require_choice(f"{key}.weights", weights, ("uniform", "program"))
-        starts = ("average", "first", "random", "regmean")
-        self.initial = require_choice(f"{key}.initial", initial, starts)
-        self.absent = require_choice(f"{key}.absent", absent, ("zero", "keep"))
-        self.cap = require_range(f"{key}.cap", cap, high=1.0, open_low=True)
-        self.tolerance = require_range(f"{key}.tolerance", tolerance)
-        self.seed = seed
-        self.device = None if device == "auto" else torch.device(device)
-        if initial == "regmean" and form != "ridge":
-            raise ConfigError(
-                f"{key}.initial=regmean needs the inputs' second moments, which "
-                f"strategy.projections.form={form} does not hold: set it to ridge"
-            )
+    def __init__(self, method: MAEcho) -> None:
+        loops = {"algorithm1": Algorithm1, "equation11": Equation11}
+        kind = loops.get(method.loop)
+        self.loop = kind(method.eta, method.mu) if kind else Released(method.step, method.normalise)
+        self.iterations, self.tolerance = method.iterations, method.tolerance
+        self.weights, self.cap = method.weights, method.cap
+        self.initial, self.absent, self.seed = method.initial, method.absent, method.seed
+        self.device = None if method.device == "auto" else torch.device(method.device)
 
     @torch.no_grad()
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
@@ -191,13 +168,51 @@ class HarmonizedOptima:
         return layer.local.mean(0)
 
 
-class MAEcho(FederatedStrategy):
-    """One round, whose replies are fused: ``MAEcho(local_lr=.01).start(..., num_rounds=1)``."""
+class MAEcho(Method):
+    """MA-Echo (Su et al. 2023): one round; fuses models that clients have trained to convergence,
+    along the directions that their data leave free.
+    """
 
-    def __init__(self, rank: int | None = None, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("aggregator", HarmonizedOptima())
-        super().__init__(
-            client_sides={"projections": ProjectionClient(form="damped", rank=rank)},
-            server_sides={"projections": ProjectionServer("damped")},
-            **slots,
-        )
+    replaces = frozenset({"aggregator"})
+    settings = ONE_SHOT
+    requires = MappingProxyType({"strategy.aggregator": None})
+
+    loop: Loop = "released"
+    """released (the authors' code) | algorithm1 (as printed) | equation11 (Algorithm 1 with the V_i
+    of eq. 11); what the last two are worth is said above"""
+    iterations: Whole = 60
+    """tau, at most"""
+    step: Annotated[float, Field(gt=0, le=2)] = 1.6
+    """s, of W and of the V_i of the released loop: from 2 on the V_i diverge"""
+    normalise: bool = False
+    """divide each row of the local models' increments by its length (the paper's CNN, with step .05
+    and 300 iterations)"""
+    weights: Weights = "uniform"
+    """of the clients in a step: uniform | program (eq. 6)"""
+    cap: ShareAboveZero = 0.5
+    """C of eq. 6, the most that a client may weigh; below 1 / N the weights are uniform"""
+    initial: Initial = "average"
+    """where the common model starts: average | first | random | regmean"""
+    tolerance: NotNegative = 1.0e-6
+    """a layer has settled when its step is shorter than that share of it; 0: never"""
+    absent: Absent = "zero"
+    """the classifier's row of a class that nobody holds: zero | keep (the server's)"""
+    eta: Positive = 0.5
+    """of loop=algorithm1 and equation11: half of how far a step goes"""
+    mu: NotNegative = 1.0
+    """of the same: how strongly the local optima are held"""
+    projections: Projections = Projections(form="damped")
+    seed: Annotated[Seed, Key("seed")] = 0
+    device: Annotated[Device, Key("device")] = "auto"
+
+    def check_together(self) -> None:
+        """Refuse a start that needs what the clients do not send."""
+        if self.initial == "regmean" and self.projections.form != "ridge":
+            raise ConfigError(
+                "strategy.maecho.initial=regmean needs the inputs' second moments, which "
+                f"strategy.projections.form={self.projections.form} does not hold: set it to ridge"
+            )
+
+    def parts(self) -> Parts:
+        """Fuse the models of clients that send projections."""
+        return Parts(aggregator=HarmonizedOptima(self))

@@ -24,16 +24,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, log_softmax
 
-from fedhet.common.errors import require_range, require_whole
+from fedhet.common.kinds import Count, NotNegative, Positive
 from fedhet.strategies.base import ClientSide, LocalContext, LocalSummary, Payloads, Step, Tensors
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
 
 _STATE = "moon-previous"
 
@@ -41,10 +40,10 @@ _STATE = "moon-previous"
 class MOONClient(ClientSide):
     """Draws the features to the global model's and away from the client's ``previous`` models'."""
 
-    def __init__(self, mu: float = 5.0, tau: float = 0.5, previous: int = 1) -> None:
-        self.mu = require_range("strategy.moon.mu", mu)
-        self.tau = require_range("strategy.moon.tau", tau, open_low=True)
-        self.previous = require_whole("strategy.moon.previous", previous, low=1)
+    def __init__(self, mu: float, tau: float, previous: int) -> None:
+        self.mu = mu
+        self.tau = tau
+        self.previous = previous
         self.contrasted: list[nn.Module] = []
 
     def begin(self, context: LocalContext) -> None:
@@ -86,10 +85,18 @@ def contrastive_loss(features: Tensor, others: Sequence[Tensor], tau: float) -> 
     return -log_softmax(torch.stack(similarities, dim=1) / tau, dim=1)[:, 0].mean()
 
 
-class MOON(FederatedStrategy):
-    """FedAvg's server with :class:`MOONClient` at the clients."""
+class MOON(Method):
+    """MOON (Li et al. 2021): pulls features towards the global model's and away from those of the
+    client's previous model; against drifting features.
+    """
 
-    def __init__(
-        self, mu: float = 5.0, tau: float = 0.5, previous: int = 1, **slots: Unpack[Slots]
-    ) -> None:
-        super().__init__(client_sides={"moon": MOONClient(mu, tau, previous)}, **slots)
+    mu: NotNegative = 5.0
+    """weight of the term; the paper tunes it in {.1, 1, 5, 10}; 0 is FedAvg"""
+    tau: Positive = 0.5
+    """temperature of the similarities"""
+    previous: Count = 1
+    """how many of its previous models a client keeps"""
+
+    def parts(self) -> Parts:
+        """Add the term at the clients."""
+        return Parts(client_sides={"moon": MOONClient(self.mu, self.tau, self.previous)})

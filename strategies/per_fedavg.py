@@ -35,16 +35,18 @@ its ResNet never move. Here they do, in every pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import require_choice, require_range
+from fedhet.common.kinds import NotNegative, Positive
 from fedhet.strategies.base import Batch, Tensors
 from fedhet.strategies.components.local_optimizers import SGD
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
 
+Order = Literal["first", "hessian_free"]
 Backward = Callable[[Batch], Tensor]
 Grads = Sequence[Tensor | None]  # by param; None where a batch gives none
 
@@ -61,14 +63,14 @@ class PerFedAvgOptimizer:
 
     def __init__(
         self,
-        alpha: float = 0.01,
-        order: Literal["first", "hessian_free"] = "first",
-        delta: float = 0.001,
-        same_batch: bool = False,
+        alpha: float,
+        order: Order,
+        delta: float,
+        same_batch: bool,
     ) -> None:
-        self.alpha = require_range("strategy.per_fedavg.alpha", alpha)
-        self.order = require_choice("strategy.per_fedavg.order", order, ("first", "hessian_free"))
-        self.delta = require_range("strategy.per_fedavg.delta", delta, open_low=True)
+        self.alpha = alpha
+        self.order = order
+        self.delta = delta
         self.same_batch = same_batch
         self.outer = SGD()
 
@@ -145,5 +147,35 @@ def _plus(values: Grads, direction: Grads, factor: float) -> list[Tensor | None]
     ]
 
 
-class PerFedAvg(FederatedStrategy):
-    """FedAvg's server. Its clients take :class:`PerFedAvgOptimizer` for their local optimizer."""
+class PerFedAvg(Method):
+    """Per-FedAvg (Fallah et al. 2020): personalised; trains a global model that is good after one
+    gradient step at a client (MAML).
+
+    ``local.lr`` is beta, the size of the move after that step.
+    """
+
+    name = "per_fedavg"
+    replaces = frozenset({"optimizer"})
+    settings = MappingProxyType(
+        {
+            "local.optimizer": "per_fedavg",
+            "local.optimizers.per_fedavg": {
+                "_target_": "fedhet.strategies.per_fedavg.PerFedAvgOptimizer",
+                "alpha": "${strategy.per_fedavg.alpha}",
+                "order": "${strategy.per_fedavg.order}",
+                "delta": "${strategy.per_fedavg.delta}",
+                "same_batch": "${strategy.per_fedavg.same_batch}",
+            },
+        }
+    )
+    requires = MappingProxyType({"local.optimizer": "per_fedavg"})
+
+    alpha: NotNegative = 0.01
+    """size of the adapting gradient step; local.lr is beta, the size of the move after it"""
+    order: Order = "first"
+    """first (no Hessian, 2 mini-batches a step) | hessian_free (3 mini-batches, 2 more
+    gradients)"""
+    delta: Positive = 0.001
+    """hessian_free: how far apart, in gradients, its two gradients are taken"""
+    same_batch: bool = False
+    """true: all gradients of a step on one mini-batch, as FedDW's released code has it"""

@@ -23,18 +23,18 @@ those too that are not asked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, NotNegative, Positive
 from fedhet.strategies.base import ClientSide, LocalContext, LocalOptimizer, Step, Tensors
 from fedhet.strategies.components.second_model import slopes_at
 from fedhet.strategies.fedsam import SAM
+from fedhet.strategies.method import OWN_MODELS, Method
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
 
 
 class PFedMeClient(ClientSide):
@@ -46,10 +46,10 @@ class PFedMeClient(ClientSide):
         lr: their size; theta does not settle from lr (lambda + the loss's curvature) = 2 on.
     """
 
-    def __init__(self, coefficient: float = 15.0, steps: int = 5, lr: float = 0.05) -> None:
-        self.coefficient = require_range("strategy.pfedme.coefficient", coefficient)
-        self.steps = require_whole("strategy.pfedme.steps", steps, low=1)
-        self.lr = require_range("strategy.pfedme.lr", lr, open_low=True)
+    def __init__(self, coefficient: float, steps: int, lr: float) -> None:
+        self.coefficient = coefficient
+        self.steps = steps
+        self.lr = lr
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse optimizers that look ahead along f's gradient, which w does not have here."""
@@ -95,10 +95,22 @@ class PFedMeClient(ClientSide):
         return self.theta
 
 
-class PFedMe(FederatedStrategy):
-    """FedAvg's server with :class:`PFedMeClient` at the clients."""
+class PFedMe(Method):
+    """pFedMe (Dinh et al. 2020): personalised; trains a global model with a good model near it for
+    every client (Moreau envelopes).
+    """
 
-    def __init__(
-        self, coefficient: float = 15.0, steps: int = 5, lr: float = 0.05, **slots: Unpack[Slots]
-    ) -> None:
-        super().__init__(client_sides={"pfedme": PFedMeClient(coefficient, steps, lr)}, **slots)
+    settings = OWN_MODELS
+
+    coefficient: NotNegative = 15.0
+    """lambda, how strongly the client's own model is drawn to the one that travels; the authors'
+    scripts: 15 to 30"""
+    steps: Count = 5
+    """K, gradient steps on the own model for each on the one that travels"""
+    lr: Positive = 0.05
+    """their size; below 2 / (coefficient + the loss's largest curvature), or they diverge; the
+    authors' scripts: .01 to .1"""
+
+    def parts(self) -> Parts:
+        """Step down the envelope at the clients."""
+        return Parts(client_sides={"pfedme": PFedMeClient(self.coefficient, self.steps, self.lr)})

@@ -38,26 +38,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Tensors
-from fedhet.strategies.fusion.grown_network import BIAS_MEAN, GrownNetwork, spread
-from fedhet.strategies.fusion.layer_chain import Chain, Link
+from fedhet.strategies.fusion.grown_network import BIAS_MEAN, GrownNetwork, Matching, spread
+from fedhet.strategies.fusion.layer_chain import Link
 from fedhet.strategies.fusion.projected_layers import flattened
 from fedhet.strategies.fusion.projections import bias_of
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
+from fedhet.strategies.parts import Parts
 
 
 class NeuralMatching(GrownNetwork):
     """PFNM's output model; the arguments are those of :class:`GrownNetwork`."""
-
-    key = "strategy.pfnm"
 
     def check_layer(self, link: Link, params: Tensors) -> None:
         """Refuse convolutions, too."""
@@ -101,13 +96,11 @@ class NeuralMatching(GrownNetwork):
         return found
 
 
-class PFNM(FederatedStrategy):
-    """One round whose output is the grown network: ``PFNM(server_model=ServerModel(...))``."""
+class PFNM(Matching):
+    """PFNM (Yurochkin et al. 2019): one round; matches the clients' neurons by a Beta-Bernoulli
+    process; neurons without a match make the network wider.
+    """
 
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("output", NeuralMatching())
-        super().__init__(
-            client_sides={"chain": Chain(), "class_counts": ClassCountsClient()},
-            server_sides={"class_counts": ClassCountsServer()},
-            **slots,
-        )
+    def parts(self) -> Parts:
+        """Match the neurons."""
+        return self.matching_parts(NeuralMatching)

@@ -19,25 +19,26 @@ U^T: A_i = U diag(z p / (1 - p)) U^T, exact for projections of full rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Unpack
+from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import require_choice, require_range
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.common.kinds import Share
+from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.fusion.projected_layers import (
     Layer,
-    ProjectionServer,
+    Projections,
     local_models,
     masked_classifier,
     projected_layers,
     read_layer,
     unflattened,
 )
-from fedhet.strategies.fusion.projections import PROJECTIONS, ProjectionClient
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.fusion.projections import PROJECTIONS
+from fedhet.strategies.method import ONE_SHOT, Method
+from fedhet.strategies.parts import Parts
 
 
 def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:
@@ -67,6 +68,9 @@ def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:
     return (aims @ inverse).to(layer.local.dtype)
 
 
+Classifier = Literal["fused", "masked"]
+
+
 class RegressionMean:
     """RegMean's aggregator.
 
@@ -75,17 +79,15 @@ class RegressionMean:
         classifier: "fused" like other layers, or "masked" as in MA-Echo.
     """
 
-    reads_models = True
+    reads = Reads.MODELS
 
     def __init__(
         self,
-        shrinkage: float = 0.9,
-        classifier: Literal["fused", "masked"] = "fused",
+        shrinkage: float,
+        classifier: Classifier,
     ) -> None:
-        self.shrinkage = require_range("strategy.regmean.shrinkage", shrinkage, high=1.0)
-        self.classifier = require_choice(
-            "strategy.regmean.classifier", classifier, ("fused", "masked")
-        )
+        self.shrinkage = shrinkage
+        self.classifier = classifier
 
     @torch.no_grad()
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
@@ -103,13 +105,21 @@ class RegressionMean:
         return {name: fused[name] - x for name, x in params.items()}
 
 
-class RegMean(FederatedStrategy):
-    """One round, whose replies are fused: ``RegMean(local_lr=.01).start(..., num_rounds=1)``."""
+class RegMean(Method):
+    """RegMean (Jin et al. 2023): one round; fuses linear layers by regression on all clients'
+    inputs, in closed form.
+    """
 
-    def __init__(self, shrinkage: float = 0.9, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("aggregator", RegressionMean(shrinkage))
-        super().__init__(
-            client_sides={"projections": ProjectionClient()},
-            server_sides={"projections": ProjectionServer()},
-            **slots,
-        )
+    replaces = frozenset({"aggregator"})
+    settings = ONE_SHOT
+    requires = MappingProxyType({"strategy.aggregator": None, "strategy.projections.form": "ridge"})
+
+    shrinkage: Share = 0.9
+    """of the entries beside the diagonals of the inputs' second moments"""
+    classifier: Classifier = "fused"
+    """fused (as other layers) | masked (as MA-Echo's)"""
+    projections: Projections = Projections()
+
+    def parts(self) -> Parts:
+        """Fuse the models of clients that send projections."""
+        return Parts(aggregator=RegressionMean(self.shrinkage, self.classifier))

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Literal, Unpack, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, require_choice
+from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
     ClientSide,
     Cohort,
@@ -47,8 +47,8 @@ from fedhet.strategies.base import (
 )
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.tensor_selection import TensorSelector, as_selector
-from fedhet.strategies.round.arguments import Slots
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
 
 CONTROL_VARIATE = "control_variate"
 DELTA = "control_variate_delta"
@@ -67,11 +67,9 @@ class ControlVariateClient(ClientSide):
     needs, sends = frozenset({CONTROL_VARIATE}), frozenset({DELTA})
     compressible = frozenset({CONTROL_VARIATE, DELTA})
 
-    def __init__(
-        self, layers: TensorSelector | str = "all", option: Option = "II", method: str = "scaffold"
-    ) -> None:
+    def __init__(self, layers: TensorSelector | str, option: Option, method: str) -> None:
         self.key = f"strategy.{method}.option"
-        self.option = require_choice(self.key, option, get_args(Option))
+        self.option = option
         self.layers = as_selector(layers, f"strategy.{method}.layers")
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
@@ -147,7 +145,7 @@ class ControlVariateServer(ServerSide):
     needs, sends = frozenset({DELTA}), frozenset({CONTROL_VARIATE})
     coupled_state = frozenset({CONTROL_VARIATE})
 
-    def __init__(self, layers: TensorSelector | str = "all", method: str = "scaffold") -> None:
+    def __init__(self, layers: TensorSelector | str, method: str) -> None:
         self.layers = as_selector(layers, f"strategy.{method}.layers")
         self.control_variate: dict[str, Tensor] = {}
 
@@ -179,13 +177,24 @@ class ControlVariateServer(ServerSide):
         self.control_variate = dict(state.get(CONTROL_VARIATE, {}))
 
 
-class SCAFFOLD(FederatedStrategy):
-    """Control variates on every trainable tensor, uniform mean of updates."""
+class SCAFFOLD(Method):
+    """SCAFFOLD (Karimireddy et al. 2020): control variates on every tensor correct the drift of the
+    clients' steps. Needs plain SGD at the clients.
+    """
 
-    def __init__(self, option: Option = "II", **slots: Unpack[Slots]) -> None:
-        slots.setdefault("aggregator", UniformMean())
-        super().__init__(
-            client_sides={"scaffold": ControlVariateClient("all", option)},
-            server_sides={"scaffold": ControlVariateServer("all")},
-            **slots,
-        )
+    option: Option = "II"
+    """how c_i is estimated: II (displacement) | II-momentum (the same under local.momentum) |
+    I (gradient at the received model)"""
+
+    def parts(self) -> Parts:
+        """Add the two halves, and average the updates without weights."""
+        return control_variates(self.name, "all", self.option)
+
+
+def control_variates(method: str, layers: str, option: Option) -> Parts:
+    """Return SCAFFOLD's halves on some of the tensors, as a method's parts."""
+    return Parts(
+        client_sides={method: ControlVariateClient(layers, option, method)},
+        server_sides={method: ControlVariateServer(layers, method)},
+        aggregator=UniformMean(),
+    )

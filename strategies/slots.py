@@ -7,7 +7,15 @@ from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from fedhet.strategies.base import Cohort, Payloads, Reply, ReplySum, Tensors, Weighting
+from fedhet.strategies.base import (
+    Cohort,
+    Payloads,
+    Reads,
+    Reply,
+    ReplySum,
+    Tensors,
+    Weighting,
+)
 
 # (x, replies) -> the replies to aggregate instead: alignment, clipping
 ReplyTransform = Callable[[Tensors, Sequence[Reply]], Sequence[Reply]]
@@ -15,17 +23,43 @@ ReplyTransform = Callable[[Tensors, Sequence[Reply]], Sequence[Reply]]
 Schedule = Callable[[int, int], float]
 
 
+@runtime_checkable
+class DeclaresReads(Protocol):
+    """A part that says what it reads of the replies."""
+
+    reads: Reads
+
+
+def reads_of(part: object) -> Reads:
+    """Return what a part reads; of one that does not say, assume that it reads the replies."""
+    if isinstance(part, DeclaresReads):
+        return part.reads
+    return Reads.SUM if isinstance(part, SumAggregator) else Reads.REPLIES
+
+
+@runtime_checkable
+class Reorders(Protocol):
+    """A transform that puts the clients' neurons into another order."""
+
+    reorders: Literal[True]
+
+
+@runtime_checkable
+class Coupled(Protocol):
+    """A part whose state is computed from the client state; see ServerSide."""
+
+    coupled_state: frozenset[str]
+
+
 class Observer(Protocol):
     """Measures a round and changes nothing; called before any transform.
 
     Attributes:
-        keeps_replies: whether it reads single replies; without it and other such parts, none are.
         key: of the recipe, that asks for it; errors name it.
 
-    One that reads norms of single updates says so in an attribute ``individual``, as an aggregator.
+    It says in an attribute ``reads`` what it reads; without one it reads the replies.
     """
 
-    keeps_replies: bool
     key: str
 
     def __call__(
@@ -46,15 +80,57 @@ class ReplyAggregator(Protocol):
 
 @runtime_checkable
 class SumAggregator(Protocol):
-    """An aggregator that reads the weighted mean of the updates, and their norms at most.
+    """An aggregator that reads the weighted mean of the updates.
 
-    One that reads norms says so in an attribute ``individual``: no norm is known of secure sums.
+    One that reads their norms, too, says so in an attribute ``reads``.
     """
 
-    weighting: Weighting
+    @property
+    def weighting(self) -> Weighting:
+        """How clients weigh."""
 
     def __call__(self, params: Tensors, total: ReplySum, /) -> dict[str, Tensor]:
         """Return Delta."""
+
+
+@runtime_checkable
+class CombinesReplies(Protocol):
+    """A SumAggregator that replaces the whole sum of the replies, such as a robust one.
+
+    Attributes:
+        trust: how far each reply of the last round counted, by client id: 1 as in the plain mean
+            or more, 0 left out.
+    """
+
+    weighting: Weighting
+    trust: dict[int, float]
+
+    @property
+    def least(self) -> int:
+        """How many replies a round needs."""
+
+    def check_cohort(self, num_clients: int, most: int) -> None:
+        """Refuse rounds of at most ``most`` of the clients, if that is too few."""
+
+    def check_method(self, payloads: Sequence[str], output: Output) -> None:
+        """Refuse, before round 1, a method whose parts it cannot protect."""
+
+    def combine(
+        self, params: Tensors, total: ReplySum, replies: Sequence[Reply], round: int
+    ) -> ReplySum:
+        """Return the sum that all parts read instead of ``total``, which is that of the replies."""
+
+    def __call__(self, params: Tensors, total: ReplySum, /) -> dict[str, Tensor]:
+        """Return Delta."""
+
+    def init(self, params: Tensors) -> None:
+        """Start from the initial params."""
+
+    def state_dict(self) -> Payloads:
+        """Return everything that must survive a restart."""
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore what ``state_dict`` returned."""
 
 
 Aggregator = ReplyAggregator | SumAggregator
@@ -77,19 +153,15 @@ class ServerOptimizer(Protocol):
 
 
 class Output(Protocol):
-    """The model that a round evaluates and stores; training continues from x."""
+    """The model that a round evaluates and stores; training continues from x.
+
+    It says in an attribute ``reads`` what it reads; without one it reads the replies.
+    """
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
     ) -> Tensors:
         """Return the trainable shared tensors of the output model from x, Delta and the new x."""
-
-
-@runtime_checkable
-class ReadsNoReply(Protocol):
-    """An output that reads x, Delta and the new x, and no reply."""
-
-    reads_no_reply: Literal[True]
 
 
 class ClientSampler(Protocol):

@@ -1,14 +1,14 @@
-"""Statistics of a table's columns, fitted on the rows of several sites without seeing any.
+"""Statistics of a table's columns, fitted on the rows of several sites that nobody else sees.
 
 A site sends n, mean and sum of squared deviations M of each numeric column, and the categories of
-each categorical one. Two parts make (Chan, Golub, LeVeque 1983, Algorithms for Computing the Sample
-Variance, eq. 2.1)
+each categorical one. Two parts combine to (Chan, Golub, LeVeque 1983, Algorithms for Computing the
+Sample Variance, eq. 2.1)
 
     n = n_a + n_b,  d = mean_b - mean_a
     mean = mean_a + d n_b / n,  M = M_a + M_b + d^2 n_a n_b / n
 
-so all sites' together are those of the pooled rows: what scikit-learn's SimpleImputer,
-StandardScaler and OneHotEncoder would be fitted to there.
+so all sites together have the statistics of the pooled rows, to which scikit-learn would fit its
+SimpleImputer, StandardScaler and OneHotEncoder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedhet.common.errors import ConfigError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MOST_CATEGORIES = 1000  # of a column, all sites together: each is an input of the model
+MOST_CATEGORIES = 1000  # of a column, at all sites: each is an input of the model
 LONGEST_CATEGORY = 200  # characters
 
 Array = NDArray[np.float64]
@@ -36,14 +36,14 @@ Categories = tuple[str | None, ...]  # ascending; None, a missing value, last
 
 @dataclass(frozen=True)
 class ColumnStatistics:
-    """What the transformers of a table are fitted to; k numeric and m categorical columns.
+    """The statistics that a table's transformers are fitted to; k numeric, m categorical columns.
 
     Attributes:
-        rows: how many there are.
-        counts: (k,), how many of them have a number.
-        means: (k,), of these; 0 without any.
+        rows: the number of rows.
+        counts: (k,), the number of rows that have a number.
+        means: (k,), the means of these numbers; 0 if there are none.
         squares: (k,), their summed squared deviations from the mean.
-        categories: of each categorical column.
+        categories: the categories of each categorical column.
     """
 
     rows: int
@@ -66,7 +66,7 @@ class ColumnStatistics:
         return cls(len(prepared), counts, means, squares, found)
 
     def variances(self) -> Array:
-        """Return the variances (k,) of the columns with a mean in place of each missing number."""
+        """Return the columns' variances (k,), with the mean in place of each missing number."""
         return np.asarray(self.squares / max(self.rows, 1), dtype=np.float64)
 
     def to_json(self) -> str:
@@ -84,7 +84,7 @@ class ColumnStatistics:
 
     @classmethod
     def from_json(cls, text: str) -> ColumnStatistics:
-        """Read what :meth:`to_json` has written; other text is a ConfigError."""
+        """Read what :meth:`to_json` has written; raise a ConfigError for other text."""
         try:
             plain = json.loads(text)
             arrays = [np.array(plain[n], dtype=np.float64) for n in ("counts", "means", "squares")]
@@ -96,7 +96,7 @@ class ColumnStatistics:
         return cls(rows, counts, means, squares, categories)
 
     def require(self, numeric: int, categorical: int) -> None:
-        """Refuse statistics of other numbers of columns."""
+        """Reject statistics of another number of columns."""
         shapes = {array.shape for array in (self.counts, self.means, self.squares)}
         if shapes != {(numeric,)} or len(self.categories) != categorical:
             raise ConfigError(
@@ -110,7 +110,7 @@ def merged(parts: Sequence[ColumnStatistics], categorical: Sequence[str]) -> Col
     """Return the statistics of all parts' rows together.
 
     Args:
-        parts: at least one, of the same columns, in an order that decides the last bits.
+        parts: at least one, with the same columns; their order decides the last bits.
         categorical: the names of the categorical columns.
 
     Raises:
@@ -143,13 +143,13 @@ def _ascending(found: set[str | None]) -> Categories:
 def _check_size(name: str, categories: Categories) -> None:
     if len(categories) > MOST_CATEGORIES:
         raise ConfigError(
-            f"task.data_options.categorical: {name} has {len(categories)} categories, and the "
-            f"sites may have {MOST_CATEGORIES} of a column together: leave the column out, or put "
-            "it into task.data_options.numeric"
+            f"task.data_options.categorical: {name} has {len(categories)} categories, but a column "
+            f"may have at most {MOST_CATEGORIES} at all sites together: leave the column out, or "
+            "put it into task.data_options.numeric"
         )
     longest = max((len(one) for one in categories if one is not None), default=0)
     if longest > LONGEST_CATEGORY:
         raise ConfigError(
-            f"task.data_options.categorical: {name} has a category of {longest} characters, and "
-            f"the sites send up to {LONGEST_CATEGORY}: leave the column out"
+            f"task.data_options.categorical: {name} has a category of {longest} characters, but "
+            f"the sites send at most {LONGEST_CATEGORY}: leave the column out"
         )

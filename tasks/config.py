@@ -48,7 +48,7 @@ class TaskConfig:
         if missing := sorted(set(required) - set(task)):
             raise ConfigError(f"the task lacks task.{', task.'.join(missing)}")
         values = dict(task)
-        if is_list(values.get("classes")):  # a class may be named 0
+        if is_list(values.get("classes")):  # a class's name may be 0
             values["classes"] = [str(name) for name in values["classes"]]
         options = [key for key in values if key.endswith("_options") or key == "lora"]
         plain = {key: value for key, value in values.items() if key not in options}
@@ -62,7 +62,7 @@ class TaskConfig:
         """Check the ranges."""
         if self.classes is not None and self.num_classes not in (None, len(self.classes)):
             raise ConfigError(
-                f"task.classes names {len(self.classes)} classes and "
+                f"task.classes names {len(self.classes)} classes, but "
                 f"task.num_classes={self.num_classes}: change one of them"
             )
         twice = sorted(name for name, times in Counter(self.classes).items() if times > 1)
@@ -71,17 +71,17 @@ class TaskConfig:
         if self.class_names is not None and self._classifies and len(self.class_names) < 2:
             raise ConfigError(
                 f"task.classes=[{','.join(self.class_names)}] must name at least two classes: with "
-                "fewer there is nothing to learn"
+                "fewer a model has nothing to learn"
             )
 
     @property
     def _classifies(self) -> bool:
-        """Whether the model tells classes apart."""
+        """Whether the model distinguishes classes."""
         return True
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The classes in the order of their labels; None: those of the data folder."""
+        """The classes in the order of their labels; None: the data folder's."""
         if self.classes is None and self.num_classes is not None:
             return tuple(str(label) for label in range(self.num_classes))
         return self.classes
@@ -146,7 +146,7 @@ class ImageConfig(SourceConfig):
             raise ConfigError(f"task.channels={self.channels} must be 1 (grey) or 3 (RGB)")
         if self.source == "embedded" and self.path is not None:
             raise ConfigError(
-                f"task.path={self.path}: task.source=embedded holds its images itself; set "
+                f"task.path={self.path}: task.source=embedded has its own images; set "
                 "task.path=null, or choose another task.source, such as image_folder"
             )
         if self.source in ("embedded", "image_folder") and self.hub is not None:
@@ -158,7 +158,7 @@ class ImageConfig(SourceConfig):
         for key, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.channels:
                 raise ConfigError(
-                    f"task.{key} has {len(values)} values and task.channels={self.channels}: "
+                    f"task.{key} has {len(values)} values, but task.channels={self.channels}: "
                     "give one value per channel"
                 )
         for value in self.mean:
@@ -167,7 +167,7 @@ class ImageConfig(SourceConfig):
             require_range("task.std", value, open_low=True, open_high=True)
         if self.model in CONDITIONAL and ({*self.mean}, {*self.std}) != ({0.0}, {1.0}):
             raise ConfigError(
-                f"task.model={self.model} takes pixels in [0, 1], and task.mean={list(self.mean)}, "
+                f"task.model={self.model} needs pixels in [0, 1], but task.mean={list(self.mean)}, "
                 f"task.std={list(self.std)}: set every mean to 0.0 and every std to 1.0"
             )
         require_whole("task.crop_padding", self.crop_padding)
@@ -234,7 +234,7 @@ class TextConfig(SourceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnConfig(TaskConfig):
-    """A task on data that a user's own function gives."""
+    """A task on data that a user's own function returns."""
 
     data: str
     kind: Kind = "classification"
@@ -251,7 +251,7 @@ class OwnConfig(TaskConfig):
 
     @property
     def outputs(self) -> int:
-        """How many outputs a model of fedhet's must have."""
+        """The number of outputs that one of fedhet's models must have."""
         if self.kind == "regression":
             return 1
         if self.class_names is None:

@@ -33,24 +33,24 @@ def pick_device(name: str) -> torch.device:
 
 
 def make_repeatable(device: torch.device) -> None:
-    """Let this process's work on a GPU come out with the same bits every time.
+    """Let this process compute the same bits every time on a GPU.
 
-    Of an operator's algorithms PyTorch then takes one that adds in a fixed order, and warns where
-    it has none; on a CPU all have. cuBLAS reads its setting when it is first used.
+    PyTorch then chooses algorithms that add in a fixed order, and warns if an operator has none.
+    On a CPU all operators have one. cuBLAS reads its setting when it is first used.
     """
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False  # it would choose by the clock
+    torch.backends.cudnn.benchmark = False  # a benchmark would choose by the clock
 
 
 def keep_freed_memory() -> bool:
     """Let glibc reuse freed memory instead of returning it to the kernel in every step.
 
-    This saves a quarter of a training step on a CPU (docs/results/floor.md). False: the C library
-    is not glibc.
+    This saves a quarter of a training step on a CPU (docs/results/floor.md). Return False if the C
+    library is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -51,8 +51,8 @@ def evaluate_model(
 ) -> tuple[float, float | None]:
     """Return (mean loss, accuracy in [0, 1]) of a model in eval mode over all of ``data``.
 
-    A model that does not classify has no accuracy (None). ``metrics`` then holds the same outputs.
-    Of masks, the loss is the mean over the pixels that are not IGNORED.
+    A model that does not classify has no accuracy (None). ``metrics`` gets the same outputs. For
+    masks, the loss is the mean over the pixels that are not IGNORED.
     """
     losses, hits, counts = [], [], []
     for batch_loss, right, labels in _scored(model, data, loss, batch_size, metrics=metrics):
@@ -75,10 +75,8 @@ def class_accuracies(
 ) -> tuple[float, float, Tensor]:
     """Return mean loss, accuracy, and the accuracy on each class (C,), NaN without an example.
 
-    Examples with several labels each (n, T) are of no class.
-
-    With a generator the examples are augmented as for training. ``metrics`` then holds the same
-    outputs.
+    Examples with several labels each (n, T) belong to no class. With a generator the examples are
+    augmented as for training. ``metrics`` receives the same outputs.
     """
     losses, counted, all_right, right, counts = [], [], [], [], []
     for batch_loss, hits, labels in _scored(model, data, loss, batch_size, generator, metrics):
@@ -114,8 +112,8 @@ def _scored(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield each batch's mean loss, which examples are right (B,), and the labels (B, ...).
 
-    No example is right for a model that does not classify. Of an example with several labels, such
-    as tokens, a share is right.
+    If the model does not classify, no example is right. If an example has several labels, such as
+    tokens, a share of it is right.
     """
     model.eval()
     decide = _right if classifies(model) else _none_right
@@ -127,26 +125,26 @@ def _scored(
         if metrics is not None:
             metrics.update(logits, labels)
         mean = loss(logits, labels)
-        if mean.dtype == torch.float16:  # whose sum over some 20,000 labels is Inf
+        if mean.dtype == torch.float16:  # its sum over some 20,000 labels would be Inf
             mean = mean.float()
         yield mean, decide(logits, labels), labels
 
 
 def _counted(labels: Tensor) -> int | Tensor:
-    """Return how many labels a batch's mean loss is a mean of."""
+    """Return the number of labels that a batch's mean loss averages."""
     if labels.dim() == 1 or labels.is_floating_point():
         return len(labels)
     return (labels != IGNORED).sum()
 
 
 def _right(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return which labels (B,) have the largest logit, or of labels (B, ...) the share (B,)."""
+    """Return which labels (B,) have the largest logit; for labels (B, ...) the share (B,)."""
     guesses = logits.argmax(dim=1)
     if guesses.shape != labels.shape:
         raise ConfigError(
             f"the logits have the shape {tuple(logits.shape)} and the labels "
-            f"{tuple(labels.shape)}: of a task.kind=classification they must be (B, C) and (B,). "
-            "Several classes of one example are targets of a task.kind=regression, with a task.loss"
+            f"{tuple(labels.shape)}: for task.kind=classification they must be (B, C) and (B,). "
+            "If an example may have several classes, use task.kind=regression with a task.loss"
         )
     right = guesses == labels
     return right if right.dim() == 1 else right.flatten(1).float().mean(dim=1)

@@ -1,7 +1,7 @@
-"""What a user's own data function gives, as the examples that clients and server read.
+"""The examples that clients and server read, from a user's own data function.
 
-Arrays ``(inputs, targets)`` (NumPy or torch) lie on the device as a whole; a torch ``Dataset`` or
-the one of a ``DataLoader`` is read example by example, so that its own transforms act.
+Arrays ``(inputs, targets)`` (NumPy or torch) are on the device as a whole. A torch ``Dataset``, or
+that of a ``DataLoader``, is read example by example, so that its own transforms act.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedhet.common.checksums import sha256_of
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.tensor_data import order_of
 
-IGNORED = -100  # PyTorch's: a pixel of this label counts in no loss and no metric
+IGNORED = -100  # as in PyTorch: a pixel with this label counts in no loss and no metric
 TARGETS = ("label", "labels", "target", "targets", "y", "fine_label", "mask")  # in a dict of two
 
 
@@ -38,14 +38,14 @@ class Examples:
         given: ``(inputs, targets)``, a Dataset or a DataLoader.
         kind: classification, regression or segmentation.
         num_classes: C; 0 for regression.
-        any_label: False: labels are 0 to C - 1, of a segmentation also IGNORED.
-        columns: names of input and target, where an example is a dict.
-        device: of the batches.
+        any_label: False: labels are 0 to C - 1, in a segmentation also IGNORED.
+        columns: names of input and target, if an example is a dict.
+        device: the batches' device.
         channels_last: yield batches of images in that memory format.
 
     Raises:
-        ConfigError: for anything else, or where lengths or targets do not fit. A Dataset's targets
-            are checked when they are read.
+        ConfigError: for anything else, or if lengths or targets do not fit. A Dataset's targets are
+            checked when they are read.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Examples:
         return self._num_classes
 
     def sha256(self) -> str | None:
-        """Return the hash of all examples, with their types and shapes; None of a Dataset's."""
+        """Return the hash of all examples, with types and shapes; None for a Dataset."""
         return self._read.sha256()
 
     def targets(self) -> NDArray[Any]:
@@ -98,11 +98,11 @@ class Examples:
     def class_counts(self) -> list[int]:
         """Return the number of examples of each class."""
         if self.kind != "classification":
-            raise ConfigError(f"a task.kind={self.kind} has no examples by class")
+            raise ConfigError(f"task.kind={self.kind} does not count examples by class")
         labels = self.targets()
         if labels.ndim != 1:
             raise ConfigError(
-                f"the labels have the shape {labels.shape}: it must be (n,), one label an example"
+                f"the labels have the shape {labels.shape}: it must be (n,), one label per example"
             )
         counts = np.bincount(labels.astype(np.int64), minlength=self.num_classes)
         return [int(count) for count in counts]
@@ -130,7 +130,7 @@ class Examples:
             yield inputs, self._typed(targets)
 
     def _check(self, targets: Tensor) -> None:
-        """Refuse labels that are no whole numbers, or none of the classes'."""
+        """Reject labels that are not whole numbers, or not classes."""
         if targets.is_complex():
             raise ConfigError(
                 f"the targets are {targets.dtype}: give their real and imaginary parts as two "
@@ -143,8 +143,9 @@ class Examples:
         labels = targets.long()
         if targets.is_floating_point() and bool((cut := labels != targets).any()):
             raise ConfigError(
-                f"there is the label {targets[cut][0].item():g}: labels of a task.kind={self.kind} "
-                "are whole numbers; change the data, or set task.kind=regression"
+                f"the label {targets[cut][0].item():g} is not allowed: labels of "
+                f"task.kind={self.kind} are whole numbers. Change the data, or set "
+                "task.kind=regression"
             )
         if self.kind == "segmentation":
             labels = labels[labels != IGNORED]
@@ -153,7 +154,7 @@ class Examples:
         low, high = (int(end) for end in labels.aminmax())
         if not 0 <= low <= high < self.num_classes:
             raise ConfigError(
-                f"labels run from {low} to {high}, and the model has {self.num_classes} outputs: "
+                f"labels run from {low} to {high}, but the model has {self.num_classes} outputs: "
                 f"labels must be 0 to {self.num_classes - 1}. Change the data, the model or "
                 "task.num_classes; null takes the outputs of the module task.classifier"
             )
@@ -225,7 +226,7 @@ class _Dataset:
     @property
     def input_shape(self) -> tuple[int, ...]:
         if len(self) == 0:
-            raise ConfigError("the data function gave no example to take task.input_shape from")
+            raise ConfigError("the data function gave no example that tells task.input_shape")
         return tuple(self.batch(torch.arange(1))[0].shape[1:])
 
     def targets(self) -> NDArray[Any]:
@@ -245,8 +246,8 @@ class _Dataset:
                 raise
             raise ConfigError(
                 f"the Dataset's examples cannot be put into a batch: {error}. Give tensors of one "
-                "shape (of images by transforms, such as Resize and ToTensor), or a DataLoader "
-                "with a collate_fn; a pair of lists is a tuple (inputs, targets)"
+                "shape (for images by transforms, such as Resize and ToTensor), or a DataLoader "
+                "with a collate_fn. A pair of lists must be a tuple (inputs, targets)"
             ) from None
         inputs, targets = _pair(batch, self._columns)
         self._check(targets)
@@ -254,7 +255,7 @@ class _Dataset:
 
 
 def _single(inputs: Tensor) -> Tensor:
-    """Return inputs in float32 or complex64; a model of another type casts the former."""
+    """Return inputs in float32 or complex64; a model of another type casts float32."""
     if inputs.is_complex():
         return inputs.to(torch.complex64)
     return inputs.float() if inputs.is_floating_point() else inputs
@@ -303,7 +304,7 @@ def _numbers(what: str, given: Any) -> Tensor:
     try:
         values = _of_frame(given) if hasattr(given, "iloc") else np.asarray(given)
     except ValueError as error:
-        raise ConfigError(f"the {what} cannot be made an array: {error}") from None
+        raise ConfigError(f"the {what} cannot become an array: {error}") from None
     if values.ndim == 0 or values.dtype.kind not in "biufc":
         raise ConfigError(
             f"the {what} are of the type {type(given).__name__} with elements of the type "
@@ -313,7 +314,7 @@ def _numbers(what: str, given: Any) -> Tensor:
     widest = np.dtype(np.complex128 if values.dtype.kind == "c" else np.float64)
     if values.dtype.itemsize > widest.itemsize:  # longdouble, which torch lacks
         values = values.astype(widest)
-    backwards = any(stride < 0 for stride in values.strides)  # torch has neither
+    backwards = any(stride < 0 for stride in values.strides)  # torch supports neither
     if backwards or not values.dtype.isnative:
         values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     # pandas locks its arrays, which torch warns of
@@ -321,7 +322,7 @@ def _numbers(what: str, given: Any) -> Tensor:
 
 
 def _of_frame(given: Any) -> NDArray[Any]:
-    """Return pandas' numbers as one array, also those of several types and of its nullable ones."""
+    """Return pandas' numbers as one array, also for mixed and nullable types."""
     from pandas.api.types import is_numeric_dtype
 
     types = given.dtypes if given.ndim == 2 else [given.dtype]
@@ -332,21 +333,21 @@ def _of_frame(given: Any) -> NDArray[Any]:
 
 
 def _require_finite(targets: Tensor) -> None:
-    """Refuse targets that are NaN or Inf: the loss of every model would be."""
+    """Reject targets that are NaN or Inf, because then every loss would be."""
     if not targets.is_floating_point() or bool(targets.isfinite().all()):
         return
     row = int((~targets.isfinite()).nonzero()[0, 0])
     raise ConfigError(
-        f"there is the target {targets[row].tolist()}, of example {row} of those read at once: "
+        f"the target of example {row} (of those read at once) is {targets[row].tolist()}: "
         "remove examples without a target"
     )
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:
-    """Refuse a loader that does not draw each example of its dataset once."""
+    """Reject a loader that does not draw each example of its dataset once."""
     batches = loader.batch_sampler
     sampler: object = loader.sampler if batches is None else batches
-    if type(sampler) is BatchSampler:  # one that is given hides its sampler from the loader
+    if type(sampler) is BatchSampler:  # the user's hides its sampler from the loader
         sampler = sampler.sampler
     plain = type(sampler) in (RandomSampler, SequentialSampler) and not isinstance(
         loader.dataset, IterableDataset
@@ -360,7 +361,7 @@ def _check_loader(loader: DataLoader[Any]) -> None:
     if not whole or getattr(sampler, "replacement", False):
         part = " of a part of them, or with repetitions" if plain else ""
         raise ConfigError(
-            f"the DataLoader draws its examples with a {type(sampler).__name__}{part}, and fedhet "
+            f"the DataLoader draws its examples with a {type(sampler).__name__}{part}, but fedhet "
             "draws them itself, so that the same seed gives the same bits: give its Dataset (a "
             "torch.utils.data.Subset for a part of it)"
         )
@@ -373,7 +374,7 @@ def _pair(batch: Any, columns: Sequence[str] | None) -> tuple[Tensor, Tensor]:
         for name in (first, second):
             if name not in batch:
                 raise ConfigError(
-                    f"task.columns names {name}, and an example has {', '.join(map(str, batch))}"
+                    f"task.columns names {name}, but an example has {', '.join(map(str, batch))}"
                 )
         batch = (batch[first], batch[second])
     if not (isinstance(batch, Sequence) and len(batch) == 2):

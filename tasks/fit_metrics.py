@@ -1,4 +1,4 @@
-"""Metrics of a regression whose value torchmetrics' own sums would lose: see :class:`_Fit`."""
+"""Metrics of a regression that torchmetrics' own sums would round away: see :class:`_Fit`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torchmetrics.utilities import dim_zero_cat
 class _Fit(Metric):
     """Squared deviations of targets (n, k), residuals and outputs, summed in float64.
 
-    torchmetrics takes a plain sum of squares in float32, which is rounding where the targets lie
-    far from 0, and calls it zero where their unit is small. Here the deviations of batches are
-    added by the formula of Chan, Golub and LeVeque (The American Statistician 37, 1983), of values
-    less the first example's: targets that are all the same then deviate by exactly 0.
+    torchmetrics takes a plain sum of squares in float32. If targets are far from 0, only rounding
+    remains of it; if their unit is small, torchmetrics takes it for zero. This class subtracts the
+    first example's values and adds the deviations of batches by the formula of Chan, Golub and
+    LeVeque (The American Statistician 37, 1983). Equal targets then deviate by exactly 0.
     """
 
     full_state_update = False
     count: Tensor
-    first: Tensor  # (3, 1, k), of targets, residuals and outputs
+    first: Tensor  # (3, 1, k), the first targets, residuals and outputs
     mean: Tensor  # (3, k), less the first
-    squares: Tensor  # (3, k), of deviations from the mean
+    squares: Tensor  # (3, k), squared deviations from the mean
     residuals: Tensor  # (k,), their squares
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _Fit(Metric):
         self.count = total
 
     def _share_left(self, error: Tensor) -> Tensor:
-        """Return 1 - error / squares of the targets (k,); NaN where these are all the same."""
+        """Return 1 - error / squares of the targets (k,); NaN if the targets are equal."""
         squares = self.squares[0]
         return torch.where(squares > 0, 1 - error / squares, math.nan)
 
@@ -78,13 +78,13 @@ class Pearson(_Fit):
     def compute(self) -> Tensor:
         """Return the value of each output (k,)."""
         targets, residuals, outputs = self.squares
-        both = (targets * outputs).sqrt()  # twice the covariance is what residuals lack of the sum
+        both = (targets * outputs).sqrt()  # residuals = sum - 2 covariance
         found = ((targets + outputs - residuals) / (2 * both)).clamp(-1, 1)
         return torch.where(both > 0, found, math.nan)
 
 
 class Spearman(SpearmanCorrCoef):
-    """Spearman's correlation; NaN where targets or outputs are all the same."""
+    """Spearman's correlation; NaN if all targets or all outputs are equal."""
 
     def compute(self) -> Tensor:
         """Return the value of each output (k,)."""

@@ -1,7 +1,7 @@
 """Any data set of Hugging Face's hub or format, by name or folder, with its columns named.
 
 Images become (C, H, W), texts the tokens (T,) of a Hugging Face tokenizer, and columns of numbers
-stay as they are. Nothing is downloaded where the name is a folder.
+stay as they are. If the name is a folder, nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -57,28 +57,28 @@ def load(
     Args:
         path: name on the hub, with a revision if there is one (``me/set@v2``), a folder that
             ``save_to_disk`` wrote, or a folder that ``load_dataset`` reads.
-        subset: of a data set on the hub that has several.
+        subset: name of the subset, if a data set on the hub has several.
         input_column: images, texts, or lists of numbers.
         label_column: classes, or a regression's targets. Texts, the names of a ``ClassLabel``, and
-            True and False are found in ``classes`` by name, and so are numbers where ``classes``
-            are numbers. Numbers without names are else places in ``classes``, from 0; so are all
-            where ``classes`` are 0, 1, ... or None.
+            True and False are found in ``classes`` by name, and so are numbers if ``classes`` are
+            numbers. Otherwise numbers without names are places in ``classes``, from 0; so are all
+            labels if ``classes`` are 0, 1, ... or None.
         train_split: name of the training split.
         test_split: name of the test split; None: ``test_fraction`` of the training split.
         test_fraction: always the same examples.
-        image_size: images are scaled to so many pixels, square.
+        image_size: width and height in pixels that images are scaled to.
         channels: 3: colour, 1: grey.
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
-        tokenizer: of texts: folder or name of a Hugging Face tokenizer.
-        length: tokens of a text: longer ones are cut, shorter ones padded.
+        tokenizer: folder or name of a Hugging Face tokenizer, for texts.
+        length: tokens of a text; longer texts are cut, shorter ones padded.
         kind: classification or regression.
         classes: the classes in the order of the model's outputs.
-        data_folder: of a site (``partition=site``), as ``path``; the server, which has none, gets
-            no example.
+        data_folder: a site's folder (``partition=site``), in place of ``path``; the server has none
+            and gets no example.
 
     Raises:
-        ConfigError: for a data set, split or column that is not there, or labels that do not fit.
+        ConfigError: for a missing data set, split or column, or labels that do not fit.
     """
     reader = Reader(
         input_column=input_column,
@@ -139,7 +139,7 @@ class Reader:
             require_types(_KEY, {name: values}, {name: tuple[float, ...]})
             if len(values) != self.channels:
                 raise ConfigError(
-                    f"{_KEY}.{name} has {len(values)} values and {_KEY}.channels={self.channels}: "
+                    f"{_KEY}.{name} has {len(values)} values, but {_KEY}.channels={self.channels}: "
                     "give one value per channel"
                 )
         for value in self.mean:
@@ -185,8 +185,8 @@ class Reader:
             numbers = [value for value in given if isinstance(value, (int, float))]
             if len(numbers) < len(given):
                 raise ConfigError(
-                    f"{place}: {_KEY}.label_column={self.label_column} has values that are no "
-                    "numbers, and task.kind=regression"
+                    f"{place}: {_KEY}.label_column={self.label_column} has values that are not "
+                    "numbers, but task.kind=regression"
                 )
             return np.asarray(numbers, dtype=np.float32)
         names = self._names(given, table.features[self.label_column], place)
@@ -197,7 +197,7 @@ class Reader:
             known = "null" if self.labels is None else f"[{','.join(labels)}]"
             raise ConfigError(
                 f"{place}: the labels in {_KEY}.label_column={self.label_column} are "
-                f"{', '.join(unknown[:5])}, and task.classes={known}"
+                f"{', '.join(unknown[:5])}, but task.classes={known}"
             )
         return np.asarray([labels[name] for name in names], dtype=np.int64)
 
@@ -206,7 +206,7 @@ class Reader:
         import datasets
 
         column, classes = f"{_KEY}.label_column={self.label_column}", list(self.labels or ())
-        numbered = classes == list(map(str, range(len(classes))))  # or there are none
+        numbered = classes == list(map(str, range(len(classes))))  # also if there are none
         if isinstance(feature, datasets.ClassLabel):
             if any(value is None or value < 0 for value in given):
                 raise ConfigError(f"{place}: {column} has rows without a label: remove them")
@@ -222,8 +222,8 @@ class Reader:
         digits = [name.removeprefix("-").isdecimal() for name in classes]
         if any(digits) and not all(digits):
             raise ConfigError(
-                f"{place}: {column} has numbers, and task.classes=[{','.join(classes)}] numbers "
-                "and words: name all classes by numbers, or all by words, those of 0, 1, ..."
+                f"{place}: {column} has numbers, but task.classes=[{','.join(classes)}] has "
+                "numbers and words: name all classes by numbers, or all by words in order"
             )
         return texts if any(digits) else None
 
@@ -244,7 +244,7 @@ class Reader:
         """Return tokens (n, T)."""
         if self.tokenizer is None:
             raise ConfigError(
-                f"{_KEY}.tokenizer=null, and {_KEY}.input_column={self.input_column} has texts: "
+                f"{_KEY}.tokenizer=null, but {_KEY}.input_column={self.input_column} has texts: "
                 "name a tokenizer"
             )
         if None in texts:
@@ -290,10 +290,10 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
 
 
 def load_tokenizer(name: str) -> Any:
-    """Return a Hugging Face tokenizer of a folder, or of a name on the hub.
+    """Return a Hugging Face tokenizer from a folder, or by its name on the hub.
 
     Raises:
-        ConfigError: if there is none, or it has no token for padding, or transformers is missing.
+        ConfigError: if the tokenizer or transformers is missing, or it has no token for padding.
     """
     try:
         from transformers import AutoTokenizer
@@ -313,7 +313,7 @@ def load_tokenizer(name: str) -> Any:
 
 
 def _finite(numbers: NDArray[np.float32], place: str) -> NDArray[np.float32]:
-    """Return rows of numbers; refuse one with a missing value, which would be NaN."""
+    """Return rows of numbers; reject a row with a missing value, which would be NaN."""
     if len(wrong := np.argwhere(~np.isfinite(numbers))):
         raise ConfigError(
             f"{place}, row {wrong[0, 0]}: a number is missing, NaN, or Inf in float32: fill it, or "
@@ -337,7 +337,7 @@ def _open(path: str, subset: str | None) -> Mapping[str, Any]:
             name, _, revision = path.partition("@")
             pinned = {"revision": revision} if revision else {}
             found = datasets.load_dataset(name, subset, **pinned)
-    except Exception as error:  # offline, renamed, damaged: each library has its own error
+    except Exception as error:  # offline, renamed, damaged: each library raises its own error
         raise DamagedFileError(
             f"{_KEY}.path={path} cannot be loaded: {type(error).__name__}: {error}"
         ) from None

@@ -12,9 +12,9 @@ class InferenceModel(nn.Module):
     """A model that returns features and outputs, with the normalisation of its inputs.
 
     Args:
-        model: of a run.
-        transform: of its inputs.
-        probabilities: whether the outputs are logits of classes; else they stay as they are.
+        model: a run's model.
+        transform: the transform of its inputs.
+        probabilities: whether the outputs are logits of classes; if not, they stay as they are.
     """
 
     def __init__(self, model: nn.Module, transform: InputTransform, *, probabilities: bool) -> None:
@@ -26,7 +26,7 @@ class InferenceModel(nn.Module):
     def forward(self, raw: Tensor) -> Tensor:
         """Return the outputs of pixels 0..255 (B, channels, H, W), tokens (B, T) or numbers.
 
-        Probabilities are (B, C), and (B, C, H, W) of a segmentation.
+        Probabilities are (B, C), or (B, C, H, W) for a segmentation.
         """
         outputs: Tensor = self.model(self.prepare(raw))[1]
         return softmax(outputs, dim=1) if self.probabilities else outputs

@@ -1,4 +1,4 @@
-"""Losses by name, and what a task's outputs are."""
+"""Losses by name, and checks of the shapes of a task's outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return outputs (B, 1) as (B,) where the targets are (B,); other shapes must be equal."""
+    """Return outputs (B, 1) as (B,) if the targets are (B,); other shapes must be equal."""
     if outputs.dim() == targets.dim() + 1 and outputs.shape[-1] == 1:
         outputs = outputs.squeeze(-1)
     if outputs.shape != targets.shape:
@@ -28,16 +28,16 @@ def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def require_logits(outputs: Tensor, num_classes: int) -> None:
-    """Require one logit of each class: outputs (B, C), or (B, C, ...) of pixels or tokens.
+    """Require one logit per class: outputs (B, C), or (B, C, ...) for pixels or tokens.
 
     Raises:
-        ConfigError: for another number, by which the largest logit would be no class.
+        ConfigError: for another number, because then the largest logit may be no class.
     """
     shape = tuple(outputs.shape)
     if len(shape) < 2 or shape[1] != num_classes:
         raise ConfigError(
-            f"the model's outputs have the shape {shape}, and the task has {num_classes} classes: "
-            f"they must be logits (B, {num_classes}), of a segmentation (B, {num_classes}, H, W). "
+            f"the model's outputs have the shape {shape}, but the task has {num_classes} classes: "
+            f"they must be logits (B, {num_classes}), or (B, {num_classes}, H, W) for masks. "
             "Change the model (a binary classifier has two logits) or task.num_classes; null takes "
             "the outputs of the module task.classifier"
         )
@@ -57,7 +57,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the same of the pixels that are not IGNORED; 0 where all are."""
+    """Return the same for the pixels that are not IGNORED; 0 if all are."""
     _require_places(logits, labels)
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp_min(1)
@@ -68,12 +68,12 @@ def _require_places(logits: Tensor, labels: Tensor) -> None:
     if logits.dim() < 2 or (batch, *places) != labels.shape:
         raise ConfigError(
             f"the model's outputs have the shape {tuple(logits.shape)} and the labels "
-            f"{tuple(labels.shape)}: they must be logits (B, C) and labels (B,), of a segmentation "
+            f"{tuple(labels.shape)}: they must be logits (B, C) and labels (B,), or for masks "
             "(B, C, H, W) and (B, H, W)"
         )
 
 
-# Of each kind: its losses by name, the default first.
+# The losses of each kind by name, with the default first.
 LOSSES: dict[str, dict[str, Loss]] = {
     # logits (B, C), labels (B,)
     "classification": {"cross_entropy": cross_entropy},
@@ -94,7 +94,7 @@ def loss_of(kind: str, name: str | None) -> Loss:
 
     Args:
         kind: classification, regression or segmentation.
-        name: of the kind's losses, or ``package.module:function``; None: the kind's first.
+        name: one of the kind's losses, or ``package.module:function``; None: the kind's first.
 
     Raises:
         ConfigError: for a loss that the kind does not have.

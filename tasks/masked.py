@@ -1,4 +1,4 @@
-"""Examples without some of them, such as a test set of which the server trains on a part."""
+"""Examples with some left out, such as a test set if the server trains on a part of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedhet.tasks.evaluation import Batched
 class MaskedData:
     """The examples of ``data`` where ``kept`` (n,) is true, in their order.
 
-    Batches are smaller where examples are left out; they come without shuffling or augmentation.
+    Batches with left-out examples are smaller. There is no shuffling and no augmentation.
     """
 
     def __init__(self, data: Batched, kept: Tensor) -> None:
@@ -33,7 +33,7 @@ class MaskedData:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one pass over the examples that are kept."""
         if generator is not None or train or drop_last:
-            raise ValueError("masked examples are all read, in their order, without augmentation")
+            raise ValueError("masked examples are read in their order, without augmentation")
         start = 0
         for inputs, labels in self._data.batches(batch_size, generator=None, train=False):
             kept = self._kept[start : start + len(labels)].to(labels.device)

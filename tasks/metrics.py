@@ -2,18 +2,17 @@
 
 A metric of classes (precision, recall, specificity, f1, iou, dice, auroc, average_precision) is the
 plain mean over the classes that occur: in labels or predictions, or for auroc, average_precision
-and balanced_accuracy in the labels, as in scikit-learn. So a client's value is not drawn to zero by
-classes that it does not hold. f1_weighted weighs the classes by their labels. The value of one
-class is that of this class against the rest; its accuracy is its recall. calibration_error is the
-expected one with 15 bins. A segmentation's values count pixels, over all images together. Those of
-a regression with several outputs are over all of them, or the mean over outputs (r2,
-explained_variance, pearson, spearman).
+and balanced_accuracy in the labels, as in scikit-learn. So classes that a client does not hold do
+not lower its value. f1_weighted weighs the classes by their labels. The value of one class compares
+this class with the rest; its accuracy is its recall. calibration_error is the expected one with 15
+bins. A segmentation's values count the pixels of all images together. With several outputs, a
+regression's values cover all of them, or are the mean over outputs (r2, explained_variance,
+pearson, spearman).
 
-What the examples do not define has no value and is left out: auroc where there is one class, r2 of
-a single example or of labels that are all the same, pearson and spearman of such labels or
-predictions.
+A value that the examples do not define is left out: auroc of one class, r2 of a single example or
+of equal labels, pearson and spearman of equal labels or equal predictions.
 
-A metric of the user's own is a function of all outputs and labels, which are kept until then.
+A metric of the user's own is a function of all outputs and labels, which are kept for it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import (
     METRICS,
     Kind,
-    class_metric,
+    MetricName,
     is_own,
     measured_names,
     require_metrics,
@@ -40,7 +39,7 @@ from fedhet.common.metrics import (
 from fedhet.tasks.losses import require_logits
 from fedhet.tasks.own_metric import OwnMetric
 
-_BINS = 15  # of the calibration error
+_BINS = 15  # for the calibration error
 _COUNTS = "_counts"  # tp, fp, tn, fn and labels of each class
 _BY_SUPPORT = ("auroc", "average_precision", "accuracy")
 _AT_LEAST_TWO = ("r2", "explained_variance", "pearson", "spearman")
@@ -48,7 +47,7 @@ _AT_LEAST_TWO = ("r2", "explained_variance", "pearson", "spearman")
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a task's outputs and labels are.
+    """Describes a task's outputs and labels.
 
     classification: logits (B, C) and labels (B,), from 0.
     segmentation: logits (B, C, H, W) and labels (B, H, W).
@@ -57,7 +56,7 @@ class Predictions:
 
     kind: Kind
     class_names: tuple[str, ...] = ()  # in the order of the labels; () for a regression
-    num_outputs: int = 1  # k, of a regression
+    num_outputs: int = 1  # k, for a regression
     ignore_index: int | None = None  # a label that does not count (segmentation)
 
     @property
@@ -70,14 +69,14 @@ class MetricSet:
     """Collects a model's outputs batch by batch, and computes the metrics.
 
     Args:
-        names: of common/metrics.py, or functions ``package.module:function``; () measures nothing
-            and costs nothing.
-        predictions: what the outputs are.
-        per_class: also a value for each class, ``f1/<class name>``.
-        device: of the outputs.
+        names: names of common/metrics.py, or functions ``package.module:function``; () measures
+            nothing and costs nothing.
+        predictions: describes the outputs.
+        per_class: also measure each class, ``f1/<class name>``.
+        device: the outputs' device.
 
     Raises:
-        ConfigError: for a metric that the task cannot have, and a function that there is not.
+        ConfigError: for a metric that the task cannot have, or a function that does not exist.
     """
 
     def __init__(
@@ -92,14 +91,14 @@ class MetricSet:
         self._words, self._predictions = tuple(dict.fromkeys(names)), predictions
         self._names = tuple(word for word in self._words if not is_own(word))
         self._own = [OwnMetric(word) for word in self._words if is_own(word)]
-        self._kept: list[tuple[Tensor, Tensor]] = []  # batches, for one's own
+        self._kept: list[tuple[Tensor, Tensor]] = []  # batches, for the user's own metrics
         self._per_class = per_class and predictions.kind != "regression"
         self._count = 0
         self._collection = _collection(self._names, predictions, device) if self._names else None
 
     @property
     def names(self) -> list[str]:
-        """The names of all values that there may be."""
+        """The names of all possible values."""
         classes = self._predictions.class_names if self._per_class else ()
         return measured_names(self._words, classes)
 
@@ -113,7 +112,7 @@ class MetricSet:
         """Add a batch; shapes as in :class:`Predictions`.
 
         Raises:
-            ConfigError: for another number of logits than of classes.
+            ConfigError: if the number of logits is not the number of classes.
         """
         if not self._words:
             return
@@ -137,7 +136,7 @@ class MetricSet:
         found = {one.name: one.value(self._kept) for one in self._own}
         if self._collection is not None:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about what has no value
+                warnings.simplefilter("ignore")  # warnings about undefined values
                 if self._predictions.kind == "regression":
                     found |= self._regression(self._collection)
                 else:
@@ -164,7 +163,7 @@ class MetricSet:
             value = values[_SOURCES.get(name, name)].double()
             present = in_labels if name in (*_BY_SUPPORT, "balanced_accuracy") else occurs
             if name in ("auroc", "specificity"):
-                present = present & (support < support.sum())  # some examples are of others
+                present = present & (support < support.sum())  # some examples are of other classes
             if value.ndim == 0:
                 found[name] = float(value)
             elif name == "accuracy":
@@ -175,18 +174,18 @@ class MetricSet:
                 found[name] = float(value[present].mean())
             if self._per_class and METRICS[name].per_class:
                 by_class = value.masked_fill(~present, math.nan).tolist()
-                classes = self._predictions.class_names
-                found |= {class_metric(name, c): v for c, v in zip(classes, by_class, strict=True)}
+                names = (MetricName(name, class_name=c) for c in self._predictions.class_names)
+                found |= dict(zip(map(str, names), by_class, strict=True))
         return found
 
 
-# Metrics that are read off another one's values of the classes.
+# Metrics that follow from another metric's values per class.
 _SOURCES = {"accuracy": "recall", "balanced_accuracy": "recall", "f1_weighted": "f1", "dice": "f1"}
 
 
 def _collection(names: Sequence[str], predictions: Predictions, device: torch.device | str) -> Any:
     """Return the torchmetrics of these names."""
-    # seconds to import, and needed only where a recipe names metrics
+    # takes seconds to import, and is needed only if a recipe names metrics
     from torchmetrics import MetricCollection
 
     builders = _regression_metrics if predictions.kind == "regression" else _class_metrics
@@ -196,8 +195,8 @@ def _collection(names: Sequence[str], predictions: Predictions, device: torch.de
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about memory
         chosen = {name: build[name]() for name in dict.fromkeys(needed)}
-    # Groups of equal states are found in the first batch, and kept: if that was all right, the
-    # share of the first five would be that of the first for ever.
+    # torchmetrics would group equal states by the first batch and keep the groups: after a batch
+    # without mistakes, the share of the first five would always be that of the first.
     return MetricCollection(chosen, compute_groups=False).to(device)
 
 
@@ -241,12 +240,12 @@ def _with_result(metric: type, result: Callable[[Tensor], Tensor]) -> Any:
 
 
 def matthews(counts: Tensor) -> Tensor:
-    """Return Matthews' correlation of labels and predictions; NaN where one of them is constant.
+    """Return Matthews' correlation of labels and predictions; NaN if one of them is constant.
 
-    torchmetrics has a number there, for two classes, which says how many are right.
+    For two classes torchmetrics would then return the share of right predictions.
 
     Args:
-        counts: of examples (C, C), by label and prediction.
+        counts: number of examples (C, C), by label and prediction.
     """
     counts = counts.double()
     labels, predicted, total = counts.sum(1), counts.sum(0), counts.sum()
@@ -261,10 +260,10 @@ def probabilities(logits: Tensor) -> Tensor:
 
 
 def ranks(logits: Tensor) -> Tensor:
-    """Return numbers in [0, 1] in the order of the softmax's, where these are 1 to all digits, too.
+    """Return numbers in [0, 1] in the order of the softmax, even if all its digits are those of 1.
 
-    Each is 1/2 + atan(o) / pi of a class's log odds o, its logit less the log of the others' sum of
-    exponentials: a softmax of a gap above 37 is 1, and ranks of confident models would be ties.
+    Each is 1/2 + atan(o) / pi of a class's log odds o: its logit less the log of the others' sum of
+    exponentials. The softmax of a gap above 37 is 1, so confident models would have ties.
     """
     logits = logits.double()
     best = logits.argmax(dim=1, keepdim=True)
@@ -272,14 +271,14 @@ def ranks(logits: Tensor) -> Tensor:
     whole = logits.logsumexp(dim=1, keepdim=True)
     rest = whole + torch.log1p(-(logits - whole).exp())  # exact up to a probability of 1/2
     odds = logits - rest.scatter(1, best, of_others)
-    # equal scores of other sums may differ in the last digit, and would be no tie
+    # equal scores from different sums may differ in the last digit, and would not be a tie
     return (0.5 + odds.atan() / math.pi).round(decimals=12)
 
 
 def _of(scores: Callable[[Tensor], Tensor], metric: type) -> Any:
-    """Return a metric of scores in [0, 1] of the logits, whatever range these have.
+    """Return a metric of scores in [0, 1] of the logits, whatever their range.
 
-    Its torchmetrics class takes the logits of a batch that all lie in [0, 1] for probabilities.
+    If all logits of a batch lie in [0, 1], the torchmetrics class takes them for probabilities.
     """
 
     def update(self: Any, logits: Tensor, labels: Tensor) -> None:
@@ -314,7 +313,7 @@ def _aligned(outputs: Tensor, labels: Tensor, num_outputs: int) -> tuple[Tensor,
         if values.numel() != math.prod(shape):
             raise ConfigError(
                 "evaluation.metrics of a regression compare outputs and targets of the shape "
-                f"{shape}, and the {what} have {tuple(values.shape)}: give the model as many "
+                f"{shape}, but the {what} have {tuple(values.shape)}: give the model as many "
                 "outputs (task.model_options.outputs, if its function has that parameter), name "
                 "the module that makes them all in task.classifier, or set evaluation.metrics=[]"
             )
@@ -329,18 +328,18 @@ class Measured(ABC):
 
     @property
     def any_label(self) -> bool:
-        """Whether labels need not be 0 to C - 1, and outputs no logits of C classes."""
+        """Whether labels may differ from 0 to C - 1, and outputs from logits of C classes."""
         return False
 
     @property
     @abstractmethod
     def predictions(self) -> Predictions | None:
-        """What outputs and labels are; None where nothing is predicted."""
+        """Describes outputs and labels; None if nothing is predicted."""
 
     def metric_set(
         self, names: Sequence[str], *, per_class: bool, device: torch.device | str
     ) -> MetricSet | None:
-        """Return what collects these metrics of ``evaluation.metrics``; None without a name.
+        """Return the collector of these ``evaluation.metrics``; None without a name.
 
         Raises:
             ConfigError: for a metric that the task cannot have.

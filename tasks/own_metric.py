@@ -42,15 +42,15 @@ class OwnMetric:
             pass
 
     def value(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """Return the number over all examples; NaN or Inf, of which the log warns once, is none.
+        """Return the number over all examples; the log warns once of NaN or Inf, which rows omit.
 
-        A ValueError or an ArithmeticError of the function is NaN, too: the examples of a site may
-        have no such number, as those of one class have no area under the curve.
+        A ValueError or an ArithmeticError of the function counts as NaN: a site's examples may not
+        define the number, as examples of one class define no area under the curve.
 
-        The function gets tensors of its own on the CPU, which it may change.
+        The function gets its own tensors on the CPU, which it may change.
 
         Raises:
-            ConfigError: if the function returns no number.
+            ConfigError: if the function does not return a number.
         """
         outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         count, why = len(targets), ""  # the function may change them
@@ -61,7 +61,7 @@ class OwnMetric:
             why = f", by a {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         value = self._number(found)
         if not math.isfinite(value) and not self._has_warned:
-            text = "%s is %s on %s examples%s: rows go without it where it is not finite"
+            text = "%s is %s on %s examples%s: rows leave it out if it is not finite"
             getLogger("flwr").log(WARNING, text, self._start, value, count, why)
             self._has_warned = True
         return value
@@ -75,7 +75,7 @@ class OwnMetric:
             shape = tuple(getattr(value, "shape", ()))
             what = f"{type(value).__name__}{f' of the shape {shape}' if shape else ''}"
             raise ConfigError(
-                f"{self._start} must return one number, and has returned a {what}"
+                f"{self._start} must return one number, but returned a {what}"
             ) from None
 
     @property

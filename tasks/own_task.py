@@ -1,4 +1,4 @@
-"""A task on the user's own data, which a function of theirs gives."""
+"""A task on the user's own data, which the user's function returns."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from fedhet.tasks.references import (
 from fedhet.tasks.sources.arrays import Indices
 
 CLIENT = ("client_id", "partition_id")  # a data function with one of these gives one client's data
-PUBLIC_COLUMNS = "public_columns"  # of a model's metadata: what the public part of a table told
-_BINS = 10  # a partition by label sees the targets of a regression as tenths of them
+PUBLIC_COLUMNS = "public_columns"  # in a model's metadata: the columns of a table's public part
+_BINS = 10  # a partition by label divides a regression's targets into tenths
 
 
 def gives_by_client(data: Function) -> bool:
-    """Return whether a data function gives one client's examples."""
+    """Return whether a data function returns one client's examples."""
     return any(name in inspect.signature(data).parameters for name in CLIENT)
 
 
 def refuse_unread_partition(data: Function, words: Iterable[str]) -> None:
-    """Refuse overrides that would divide what the function gives divided already."""
+    """Reject overrides that would divide data which the function has already divided."""
     if not gives_by_client(data):
         return
     for word in words:
@@ -61,14 +61,14 @@ def refuse_unread_partition(data: Function, words: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Functions:
-    """The user's functions behind a recipe's names.
+    """The user's functions that a recipe names.
 
     Attributes:
-        data: gives (train, test) of one client, if it has a parameter ``client_id`` or
+        data: returns (train, test) of one client if it has a parameter ``client_id`` or
             ``partition_id``, or else of all; test may be None.
-        model: returns an ``nn.Module``; None: the recipe names a model of fedhet's.
-        test_data: gives the server's test examples; None: there are those of ``data`` if it gives
-            all, or else none.
+        model: returns an ``nn.Module``; None: the recipe names one of fedhet's models.
+        test_data: returns the server's test examples; None: they are those of ``data`` if it
+            returns everybody's, and otherwise there are none.
         loss: (outputs, targets) -> scalar.
     """
 
@@ -94,11 +94,11 @@ class OwnTask(Measured, Partitioned):
 
     Args:
         config: the recipe's group ``task``.
-        partition: of the examples, where the data function gives all of them.
-        seed: of the partition and of the held-out examples.
+        partition: the partition, if the data function returns everybody's examples.
+        seed: the seed of the partition and of the held-out examples.
         num_clients: N.
-        functions: those behind the config's names.
-        columns: what the columns of a table are fitted to, where the sites have done so together.
+        functions: the functions that the config names.
+        columns: the statistics of a table's columns, if the sites have fitted them together.
     """
 
     vocabulary = None
@@ -126,8 +126,8 @@ class OwnTask(Measured, Partitioned):
         """Return the mean loss, a scalar.
 
         Raises:
-            ConfigError: for another number of logits than of classes, and for a loss that is no
-                scalar, or that is taken of all pairs of outputs and targets.
+            ConfigError: if the number of logits is not that of classes, if the loss is not a
+                scalar, or if it compares all pairs of outputs and targets.
         """
         if not self.any_label:
             require_logits(outputs, self.num_classes)
@@ -144,7 +144,7 @@ class OwnTask(Measured, Partitioned):
         return loss
 
     def _refuse_pairs(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse a loss that broadcasts outputs (B, 1) and targets (B,) to (B, B)."""
+        """Reject a loss that broadcasts outputs (B, 1) and targets (B,) to (B, B)."""
         if outputs.shape != (*targets.shape, 1):
             return
         pairs = False
@@ -152,7 +152,7 @@ class OwnTask(Measured, Partitioned):
             torch.manual_seed(0)
             as_given = self.functions.loss(outputs, targets)
             torch.manual_seed(0)
-            # raises where the function itself takes the outputs to be (B, 1)
+            # raises if the function itself expects outputs (B, 1)
             by_row = self.functions.loss(outputs.squeeze(-1), targets)
             pairs = not torch.allclose(as_given, by_row, rtol=1e-3, equal_nan=True)
         if pairs:
@@ -164,11 +164,11 @@ class OwnTask(Measured, Partitioned):
 
     @cached_property
     def any_label(self) -> bool:
-        """Whether labels need not be 0 to C - 1, and outputs no logits of C classes.
+        """Whether labels may differ from 0 to C - 1, and outputs from logits of C classes.
 
-        Those of a regression are numbers, and a segmentation's are what a loss of the user's takes
-        them for, such as the one logit of a foreground. A classification's accuracy is always that
-        of the largest logit.
+        A regression has numbers. In a segmentation the user's own loss may read the outputs as it
+        likes, such as one logit of a foreground. A classification's accuracy always takes the
+        largest logit.
         """
         kind, loss = self.config.kind, self.functions.loss
         own = loss not in LOSSES[kind].values()
@@ -176,7 +176,7 @@ class OwnTask(Measured, Partitioned):
 
     @cached_property
     def num_classes(self) -> int:
-        """C: of the recipe, or else the model's outputs; 0 for a regression."""
+        """C: the recipe's, or else the number of the model's outputs; 0 for a regression."""
         if self.config.kind == "regression":
             return 0
         if self.config.class_names is not None:
@@ -197,7 +197,7 @@ class OwnTask(Measured, Partitioned):
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one input: of the recipe, or else of the server's own examples."""
+        """The shape of one input: the recipe's, or else that of the server's own examples."""
         if self.config.input_shape is not None:
             return self.config.input_shape
         given = self._server_test if self.by_client else self._all[0]
@@ -205,21 +205,21 @@ class OwnTask(Measured, Partitioned):
             raise ConfigError(
                 "task.input_shape=null, and the server has no example to take it from: set it"
             )
-        # The number of classes may be the model's, and the model's the shape: without it here.
+        # The model may tell the number of classes, and needs the shape: do without the number here.
         kind, columns = self.config.kind, self.config.columns
         examples = Examples(given, kind=kind, num_classes=0, any_label=True, columns=columns)
         return examples.input_shape
 
     @property
     def predictions(self) -> Predictions:
-        """What outputs and targets are."""
+        """Describes outputs and targets."""
         kind = self.config.kind
         ignored = IGNORED if kind == "segmentation" else None
         return Predictions(kind, self.class_names, self._outputs, ignored)
 
     @property
     def _outputs(self) -> int:
-        """k, the values of one example's target in a regression."""
+        """k, the number of values in one example's target, in a regression."""
         is_regression = self.config.kind == "regression"
         return int(getattr(self._built[0], "out_features", 1)) if is_regression else 1
 
@@ -242,11 +242,11 @@ class OwnTask(Measured, Partitioned):
     def column_statistics(
         self, client_id: int, site_folder: Path | str | None = None
     ) -> ColumnStatistics:
-        """Return what a client tells of its training rows to fit columns together."""
+        """Return a client's statistics of its training rows, to fit columns together."""
         self.require_client(client_id)
         train, _ = self._own(client_id, site_folder) if self.by_folder else self._part(client_id)
         folder = Path(site_folder).expanduser() if self.by_folder and site_folder else None
-        # Not fitted yet, an example's only input is the number of its row.
+        # Before the fit, an example's only input is the number of its row.
         return tabular.statistics_of(train[0][:, 0], self.config.data_options or {}, folder)
 
     def build_model(self, seed: int) -> AnyModel:
@@ -277,7 +277,7 @@ class OwnTask(Measured, Partitioned):
 
     @cached_property
     def classifier_tensors(self) -> int:
-        """How many of the model's last tensors are its classifier."""
+        """The number of the model's last tensors that are its classifier."""
         return self._built[1]
 
     def client_data(
@@ -291,7 +291,7 @@ class OwnTask(Measured, Partitioned):
         """Return a client's training examples and its held-out examples.
 
         Raises:
-            ConfigError: if the data function gives none, or other things than examples.
+            ConfigError: if the data function returns no training example, or anything else.
         """
         self.require_client(client_id)
         if self.by_client or self.by_folder:
@@ -313,9 +313,9 @@ class OwnTask(Measured, Partitioned):
         return test if test is not None and len(test) else None
 
     def data_used(self, *, train: bool = True) -> dict[str, dict[str, object]]:
-        """Return which functions gave the server's examples, and their hashes, by split.
+        """Return by split which function gave the server's examples, and their hash.
 
-        Those of a client alone are not the server's, and a Dataset's are read too slowly.
+        Per-client data and Datasets are not hashed.
         """
         config, given = self.config, dict[str, tuple[str | None, Any]]()
         if train and not (self.by_client or self.by_folder or self.partition.name == "site"):
@@ -330,12 +330,12 @@ class OwnTask(Measured, Partitioned):
 
     @property
     def num_train(self) -> int:
-        """How many training examples the clients share out, if ``data`` gives all."""
+        """The number of training examples that the clients share, if ``data`` returns all."""
         return len(self._stratified[0])
 
     @cached_property
     def client_rows(self) -> list[Indices]:
-        """The rows of the training examples that each client holds, if ``data`` gives all."""
+        """The rows of the training examples that each client holds, if ``data`` returns all."""
         return partition_rows(
             self.partition,
             self._stratified[0],
@@ -346,7 +346,7 @@ class OwnTask(Measured, Partitioned):
 
     @property
     def count_names(self) -> tuple[str, ...]:
-        """What the columns of :meth:`class_counts` count: classes, tenths, or all examples."""
+        """The names of the columns of :meth:`class_counts`: classes, tenths, or all examples."""
         if self.by_client or self.by_folder:
             return self.class_names if self.config.kind == "classification" else ("examples",)
         return self._stratified[1]
@@ -354,8 +354,8 @@ class OwnTask(Measured, Partitioned):
     def class_counts(self) -> Indices:
         """Return how many examples of each class each client holds, (N, C).
 
-        In a regression they are of each tenth of the targets. Of all, (N, 1), where an example has
-        several labels, or in a regression of a function that gives each client its own.
+        In a regression a column is a tenth of the targets. There is one column for all examples,
+        (N, 1), if an example has several labels, or in a regression with per-client data.
         """
         if self.by_client or self.by_folder:
             by_class = self.config.kind == "classification"
@@ -369,25 +369,25 @@ class OwnTask(Measured, Partitioned):
 
     @cached_property
     def _built(self) -> tuple[torch.nn.Module, int]:
-        """Return the head of a model built once, and how many tensors it has."""
+        """Build a model once; return its head and the number of its tensors."""
         model, config = self.build_model(0), self.config
         head = model.get_submodule("head")
         if config.kind == "classification" and config.classifier is None and config.class_names:
             outputs, classes = _outputs_of(head), len(config.class_names)
             if outputs not in (None, classes):
                 raise ConfigError(
-                    f"task.classifier=null takes the model's last linear layer for its classifier, "
+                    f"task.classifier=null takes the model's last linear layer as its classifier, "
                     f"{getattr(model, 'classifier', 'head')}, which has {outputs} outputs for "
                     f"{classes} classes: name the module that makes the logits"
                 )
         return head, model.classifier_tensors
 
     def _known_to_models(self) -> dict[str, Any]:
-        """Return what a model function can ask for, by the names of its parameters."""
+        """Return the values that a model function may take, by parameter name."""
         config, known = self.config, dict[str, Any]()
         if config.class_names is not None:
             known["num_classes"] = len(config.class_names)
-        # 1 of a regression is a guess, which a function with a default of its own knows better
+        # 1 for a regression is a guess; a function's own default is better
         guess = config.kind == "regression" and _needs(self.functions.model, "outputs")
         if guess or (config.kind != "regression" and config.class_names is not None):
             known["outputs"] = config.outputs
@@ -396,7 +396,7 @@ class OwnTask(Measured, Partitioned):
         return known
 
     def _known(self, client_id: int | None, folder: Path | str | None) -> dict[str, Any]:
-        """Return what a data function can ask for, by the names of its parameters."""
+        """Return the values that a data function may take, by parameter name."""
         known: dict[str, Any] = {
             "num_clients": self.num_clients,
             "num_partitions": self.num_clients,
@@ -447,13 +447,13 @@ class OwnTask(Measured, Partitioned):
             if is_pair(found) and all(is_pair(one) for one in found):
                 raise ConfigError(
                     f"task.test_data={self.config.test_data} returned a pair of pairs: it must "
-                    "return the test examples alone, such as (inputs, targets)"
+                    "return only the test examples, such as (inputs, targets)"
                 )
             return found
         return None if self.by_client else self._all[1]
 
     def _own(self, client_id: int, folder: Path | str | None) -> tuple[Any, Any]:
-        """Return a client's own examples, of which partition.holdout may hold out some."""
+        """Return a client's own examples; partition.holdout may hold out some of them."""
         if self.by_folder and folder is None:
             raise SetupError(
                 "with partition=site every node reads its own folder: start it with "
@@ -469,19 +469,19 @@ class OwnTask(Measured, Partitioned):
     def _part(self, client_id: int) -> tuple[Any, Any]:
         if self.partition.name == "site":
             raise ConfigError(
-                "with partition=site every client has its own data, and task.data="
-                f"{self.config.data} gives those of all: give it a parameter client_id, or "
-                "data_folder, the node's"
+                "with partition=site every client has its own data, but task.data="
+                f"{self.config.data} returns everybody's: give it a parameter client_id, or "
+                "data_folder for the node's folder"
             )
         kept, held_out = self.held_out_of(self.client_rows[client_id], client_id, shared=True)
         return _select(self._all[0], kept), _select(self._all[0], held_out)
 
     @cached_property
     def _stratified(self) -> tuple[Indices, tuple[str, ...]]:
-        """What a partition by label goes by, (n,), and the names of its values.
+        """The values (n,) that a partition by label divides by, and their names.
 
-        They are classes, tenths of a regression's targets, or, of several labels an example, one
-        value for all.
+        They are classes, tenths of a regression's targets, or one value for all if an example has
+        several labels.
         """
         examples = self._examples(self._all[0], "cpu")
         if len(examples) == 0:
@@ -499,10 +499,10 @@ class OwnTask(Measured, Partitioned):
             return np.searchsorted(borders, targets).astype(np.int64), tenths
         if self.partition.name != "iid":
             shape = examples.targets().shape if kind == "classification" else ()
-            several = f"labels of the shape {shape}" if shape else "several an example"
+            several = f"labels of the shape {shape}" if shape else "several labels per example"
             cure = " give the shape (n,) (labels.argmax(1) of one-hot ones), or" if shape else ""
             raise ConfigError(
-                f"partition={self.partition.name} goes by labels, and this task.kind={kind} has "
+                f"partition={self.partition.name} divides by labels, but this task.kind={kind} has "
                 f"{several}:{cure} set partition=iid"
             )
         return np.zeros(len(examples), dtype=np.int64), ("examples",)
@@ -522,7 +522,7 @@ class OwnTask(Measured, Partitioned):
 
 
 def _outputs_of(head: torch.nn.Module) -> int | None:
-    """Return how many outputs a classifier has; None if it does not tell."""
+    """Return the number of a classifier's outputs; None if it is unknown."""
     outputs = getattr(head, "out_features", getattr(head, "out_channels", None))
     return None if outputs is None else int(outputs)
 
@@ -533,13 +533,13 @@ def _needs(function: Function | None, parameter: str) -> bool:
         return False
     try:
         found = inspect.signature(function).parameters.get(parameter)
-    except ValueError:  # of a builtin
+    except ValueError:  # a builtin has no signature
         return False
     return found is not None and found.default is found.empty
 
 
 def _select(given: Any, rows: Indices) -> Any:
-    """Return some rows of what a data function gave."""
+    """Return some rows of a data function's result."""
     if is_pair(given):
         return tuple(_rows(one, rows) for one in given)
     if not isinstance(given, DataLoader):
@@ -551,6 +551,6 @@ def _select(given: Any, rows: Indices) -> Any:
 def _rows(values: Any, rows: Indices) -> Any:
     if torch.is_tensor(values):
         return values[torch.from_numpy(rows)]
-    if hasattr(values, "iloc"):  # pandas': each column with its type
+    if hasattr(values, "iloc"):  # pandas: each column keeps its type
         return values.iloc[rows]
-    return np.asanyarray(values)[rows]  # masked values stay so
+    return np.asanyarray(values)[rows]  # masked values stay masked

@@ -1,4 +1,4 @@
-"""What every task's partition gives: a client's rows to train on, and those held out."""
+"""What every task's partition provides: a client's rows to train on, and held-out rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Partitioned(ABC):
         """The rows of the training examples that each client holds."""
 
     def require_client(self, client_id: int) -> None:
-        """Refuse a client that is not one of 0 to N - 1."""
+        """Reject a client that is not one of 0 to N - 1."""
         if not 0 <= client_id < self.num_clients:
             raise ConfigError(
                 f"client {client_id} is not one of 0..{self.num_clients - 1}: change clients or "
@@ -37,7 +37,7 @@ class Partitioned(ABC):
     ) -> tuple[Indices, Indices]:
         """Split a client's rows by ``partition.holdout``: those to train on, those held out.
 
-        ``shared``: the rows are of the examples of all, so nobody trains on what another holds out.
+        ``shared``: several clients may have a row, so nobody trains on what another holds out.
         """
         kept, held_out = hold_out(rows, self.partition.holdout, self._holdout_seed, client_id)
         if shared:
@@ -45,7 +45,7 @@ class Partitioned(ABC):
         if len(kept) == 0:
             raise ConfigError(
                 f"partition.holdout={self.partition.holdout} leaves client {client_id} nothing to "
-                f"train on: other clients hold out all of its {len(rows)} examples; set it lower"
+                f"train on: other clients hold out all of its {len(rows)} examples; lower it"
             )
         return kept, held_out
 

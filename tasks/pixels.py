@@ -1,4 +1,4 @@
-"""What a black and a white pixel are as inputs of a task's model."""
+"""The inputs of a task's model for a black and a white pixel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedhet.tasks.transform import Transform
 def black_and_white(
     task: AnyTask, device: torch.device | str
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the inputs of a pixel of 0 and of 1, by channel (C,); None if they are no images."""
+    """Return the inputs of pixels 0 and 1, by channel (C,); None if inputs are not images."""
     config = task.config
     if isinstance(config, OwnConfig):
         channels = (config.input_shape or (0,))[0]

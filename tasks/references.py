@@ -19,7 +19,7 @@ _BRACKETS = {ord("<"): None, ord(">"): None}
 
 
 def is_reference(text: str) -> bool:
-    """Return whether a value of a recipe names a function, and not an option of fedhet's."""
+    """Return whether a recipe's value names a function, not one of fedhet's options."""
     return ":" in text
 
 
@@ -27,8 +27,8 @@ def load_reference(key: str, text: str) -> Function:
     """Return the function that a recipe's ``key`` names.
 
     Raises:
-        ConfigError: if there is no such module or function; an error inside the module is raised
-            as it is.
+        ConfigError: if there is no such module or function. An error inside the module is raised
+            unchanged.
     """
     path, _, name = text.partition(":")
     try:
@@ -46,27 +46,27 @@ def load_reference(key: str, text: str) -> Function:
             raise ConfigError(f"{key}={text}: {path} has no {part}{hint}")
         found = getattr(found, part)
     if not callable(found):
-        raise ConfigError(f"{key}={text} is a {type(found).__name__} and no function")
+        raise ConfigError(f"{key}={text} is a {type(found).__name__}, not a function")
     function: Function = found
     return function
 
 
 def _where_looked(module: str) -> str:
-    """Return that there is no such module, and where one was looked for."""
+    """Say that there is no such module, and where fedhet has looked."""
     package = sys.modules.get(module.rpartition(".")[0])
-    if package is not None:  # possibly an installed one of the same name as the user's
+    if package is not None:  # possibly an installed package with the user's name
         return f"there is no module {module} in {', '.join(package.__path__)}"
     return (
-        f"there is no module {module}; it is looked for in the current folder, in the app bundle "
-        "and among the installed packages"
+        f"there is no module {module} in the current folder, in the app bundle or among the "
+        "installed packages"
     )
 
 
 def name_of(function: Function) -> str:
     """Return how a recipe names a function, ``package.module:function``.
 
-    A function inside another one (``<locals>``), or a lambda, has a name that cannot be loaded. So
-    has a ``functools.partial``: its function's, and a hash of what is given to it.
+    A function inside another one (``<locals>``), or a lambda, has a name that cannot be loaded. A
+    ``functools.partial`` has its function's name and a hash of its arguments, also not loadable.
     """
     if isinstance(function, partial):
         given = [*map(_said, function.args)]
@@ -101,16 +101,16 @@ def call_with_known(
     """Call a user's function with those of the known values that its parameters name.
 
     Args:
-        key: of the recipe, for the errors.
-        function: of the user.
-        known: what fedhet can give, by parameter name.
-        options: values of the recipe for further parameters; they win.
-        options_key: the recipe's key of these, for the errors; None: ``key`` and "_options".
-        names: parameters that a function can have beside those known here, for the errors.
+        key: the recipe's key, for errors.
+        function: the user's function.
+        known: values that fedhet can pass, by parameter name.
+        options: the recipe's values for further parameters; they override known values.
+        options_key: the recipe's key of these, for errors; None: ``key`` and "_options".
+        names: further parameters that a function may have, for errors.
 
     Raises:
-        ConfigError: for a parameter without default that nobody gives, or an option that the
-            function does not take.
+        ConfigError: if a parameter without default has no value, or the function does not take an
+            option.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -122,7 +122,7 @@ def call_with_known(
     unknown = [] if takes_any else sorted(set(options) - set(parameters))
     if unknown:
         raise ConfigError(
-            f"{options_key} has {', '.join(unknown)}, and {name_of(function)} takes: "
+            f"{options_key} has {', '.join(unknown)}, but {name_of(function)} takes: "
             f"{', '.join(parameters) or 'nothing'}"
         )
     given = {name: known[name] for name in parameters if name in known} | dict(options)

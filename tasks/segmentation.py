@@ -37,9 +37,9 @@ class UNet(nn.Module):
     """A small U-Net: images (B, channels, H, W) to logits (B, num_classes, H, W).
 
     Ronneberger, Fischer, Brox: U-Net: Convolutional Networks for Biomedical Image Segmentation,
-    MICCAI 2015, https://arxiv.org/abs/1505.04597. Other than there, images are padded, so that the
-    output has their size, and layers are normalised by GroupNorm, whose statistics are no part of
-    what is averaged. The classifier is the last convolution, 1x1.
+    MICCAI 2015, https://arxiv.org/abs/1505.04597. Two things differ from the paper: images are
+    padded, so that the output has their size, and layers are normalised by GroupNorm, which has no
+    statistics to average. The classifier is the last convolution, 1x1.
 
     Args:
         num_classes: C, the background included.
@@ -97,13 +97,14 @@ def load(
     Args:
         path: folder with train/images, train/masks and, if there are any, test/images and
             test/masks; an image and its mask have the same name, whatever their endings, and the
-            same size. A mask's pixel is its label; no mask is a JPEG, which changes pixels.
-        image_size: images and masks are scaled to so many pixels, square.
+            same size. A mask's pixel is its label. Masks must not be JPEGs, which change pixels.
+        image_size: width and height in pixels that images and masks are scaled to.
         channels: 3: colour, 1: grey.
-        test_fraction: of the training images, always the same ones, if there is no test folder.
-        ignore_index: pixels of this label, often 255, count in no loss and no metric.
-        data_folder: of a site (``partition=site``), as ``path``; the server, which has none, gets
-            no image.
+        test_fraction: share of the training images to test on (always the same ones) if there is
+            no test folder.
+        ignore_index: pixels with this label, often 255, count in no loss and no metric.
+        data_folder: a site's folder (``partition=site``), in place of ``path``; the server has none
+            and gets no image.
 
     Raises:
         ConfigError: for a missing folder or mask, or two images with one name; when it is read, for
@@ -135,10 +136,10 @@ class MaskedImages(Dataset[Pair]):
     """Images (channels, H, W) in [0, 1] and masks (H, W) of a folder, read one by one.
 
     Args:
-        folder: with images/ and masks/.
+        folder: folder with images/ and masks/.
         image_size: H = W.
         channels: 3 or 1.
-        ignore_index: the label that becomes ``IGNORED``; None: none does.
+        ignore_index: the label that becomes ``IGNORED``; None: no label does.
     """
 
     def __init__(
@@ -147,8 +148,7 @@ class MaskedImages(Dataset[Pair]):
         masks = _pictures(folder / "masks")
         if lossy := [path for path in masks.values() if path.suffix.lower() in _LOSSY]:
             raise ConfigError(
-                f"{lossy[0]}: a JPEG's or WebP's pixels may not be quite what was saved, so that "
-                "labels change: save masks as PNG"
+                f"{lossy[0]}: JPEG and WebP may change pixels, and so labels: save masks as PNG"
             )
         images = _pictures(folder / "images")
         if without := sorted(images.keys() - masks.keys()):
@@ -171,7 +171,7 @@ class MaskedImages(Dataset[Pair]):
         image, mask = _upright(image_path), _upright(mask_path)
         if image.size != mask.size:
             raise ConfigError(
-                f"{mask_path} has {mask.width}x{mask.height} pixels and its image "
+                f"{mask_path} has {mask.width}x{mask.height} pixels, but its image "
                 f"{image_path.name} {image.width}x{image.height}: both must have the same size"
             )
         converted = in_bytes(image, self._channels, image_path)
@@ -199,7 +199,7 @@ def _upright(path: Path) -> Any:
     try:
         with Image.open(path) as picture:
             return ImageOps.exif_transpose(picture)
-    except Exception as error:  # of Pillow's decoders, each has its own
+    except Exception as error:  # each of Pillow's decoders raises its own
         raise DamagedFileError(f"{path} cannot be read as an image: {error}") from None
 
 
@@ -213,8 +213,8 @@ def _pictures(folder: Path) -> dict[str, Path]:
     for path in pictures:
         if found.setdefault(path.stem, path) != path:
             raise ConfigError(
-                f"{folder} has {found[path.stem].name} and {path.name}: an image and its mask are "
-                "found by their name without its ending, so rename one of them"
+                f"{folder} has {found[path.stem].name} and {path.name}: the name without ending "
+                "must be unique, because it connects an image with its mask; rename one of them"
             )
     return found
 
@@ -228,9 +228,9 @@ def shapes(
     covers the disc where they meet.
 
     Args:
-        seed: of the drawing; the test images are the same for every seed.
-        examples: to train on.
-        test_examples: to test on.
+        seed: seed of the drawing; the test images are the same for every seed.
+        examples: number of training examples.
+        test_examples: number of test examples.
         size: H = W.
         noise: standard deviation of the Gaussian noise; the shapes are 0.5 and 1 brighter than the
             background.

@@ -8,8 +8,8 @@ too. With x in R^60 and 10 classes, client k has
     x ~ N(v_k, Sigma),  Sigma_jj = j^-1.2,   v_k ~ N(B_k, 1),   B_k ~ N(0, beta)
     n_k = 50 + LogNormal(4, 2), rounded down, at most ``most``
 
-alpha lets the clients' models differ, beta their inputs. Nothing is stored, and no client is drawn
-before it is asked: a hundred thousand of them cost what the clients of a round cost.
+alpha makes the clients' models differ, beta their inputs. Nothing is stored, and a client is drawn
+only when it is asked, so a hundred thousand clients cost as much as those of a round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedhet.common.errors import require_range, require_whole
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
 SIZE, CLASSES = 60, 10
 _KEY = "task.data_options"
-_LEAST, _LOG_MEAN, _LOG_STDDEV = 50, 4.0, 2.0  # of a client's number of examples
+_LEAST, _LOG_MEAN, _LOG_STDDEV = 50, 4.0, 2.0  # for a client's number of examples
 _SCALE = np.arange(1, SIZE + 1) ** -0.6  # the roots of Sigma_jj
 
 
@@ -33,10 +33,10 @@ def client_examples(
 
     Args:
         client_id: k.
-        seed: of the run.
+        seed: the run's seed.
         alpha: variance of the clients' mean weights.
         beta: variance of the clients' mean inputs.
-        most: examples of one client.
+        most: largest number of examples of a client.
     """
     require_range(f"{_KEY}.alpha", alpha, open_high=True)
     require_range(f"{_KEY}.beta", beta, open_high=True)
@@ -57,11 +57,11 @@ def server_examples(
 
     Args:
         num_clients: N.
-        seed: of the run.
+        seed: the run's seed.
         alpha: as above.
         beta: as above.
-        test_clients: whose distributions are tested, at most N.
-        examples: of each of them.
+        test_clients: number of clients whose distributions are tested, at most N.
+        examples: number of examples of each.
     """
     require_whole(f"{_KEY}.test_clients", test_clients, low=1)
     require_whole(f"{_KEY}.examples", examples, low=1)

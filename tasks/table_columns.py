@@ -51,7 +51,7 @@ class Columns:
         kind: str,
         classes: Sequence[str] | None,
     ) -> Columns:
-        """Return the columns that a public part of a table tells."""
+        """Return the columns fitted to a public part of a table."""
         names = names_in(public, target, numeric, categorical)
         found = cls.named(target, *names, kind, classes)
         found.transformer.fit(found.prepared(public))
@@ -67,12 +67,12 @@ class Columns:
         kind: str,
         classes: Sequence[str] | None,
     ) -> Columns:
-        """Return the columns whose transformers are those of the rows behind the statistics."""
+        """Return the columns fitted to the rows that the statistics describe."""
         import pandas
 
         statistics.require(len(numeric), len(categorical))
         found = cls.named(target, numeric, categorical, kind, classes)
-        # Fitted on a table with every category, and then given the numbers' statistics.
+        # Fit the transformer on a table with every category, then set the numbers' statistics.
         size = max(map(len, statistics.categories), default=1) or 1
         numbers = {name: np.zeros(size) for name in numeric}
         texts = {
@@ -117,10 +117,10 @@ class Columns:
         return cls(target, tuple(numeric), tuple(categorical), transformer, labels)
 
     def inputs(self) -> list[dict[str, Any]]:
-        """Return what each of a model's inputs (d,) is, in their order.
+        """Describe each of a model's inputs (d,), in order.
 
-        A number is of a ``column``, less ``mean``, over ``scale``, and a missing one is the mean;
-        another is 1 where a column has the ``category``, or no value (None), and else 0.
+        A number is the value of a ``column`` less ``mean`` over ``scale``; a missing value becomes
+        the mean. Another input is 1 if a column has the ``category``, or no value (None), else 0.
         """
         parts = self.transformer.named_transformers_
         found: list[dict[str, Any]] = []
@@ -180,22 +180,22 @@ class Columns:
         if missing:
             raise ConfigError(
                 f"{_where(table)}: {missing} of the {len(table)} rows have no {self.target} "
-                f"({KEY}.target): remove them; in CSV files words such as NA and None are none, too"
+                f"({KEY}.target): remove them (in CSV files NA, None and the like mean missing)"
             )
         if self.labels is None:
             return _numbers(table, self.target, "set task.kind=classification and task.classes")
         whole = {one: n for one, n in self.labels.items() if one.removeprefix("-").isdecimal()}
         labels = {f"{one}.0": n for one, n in whole.items()} | self.labels
-        texts = _texts(table[self.target])  # whole numbers become 1.0 where one was missing
+        texts = _texts(table[self.target])  # whole numbers become 1.0 if one is missing
         if unknown := sorted(set(texts) - set(labels)):
             raise ConfigError(
-                f"{_where(table)}: the column {self.target} has {', '.join(unknown[:5])}, and "
+                f"{_where(table)}: the column {self.target} has {', '.join(unknown[:5])}, but "
                 f"task.classes has {', '.join(self.labels)}"
             )
         return np.array([labels[text] for text in texts], dtype=np.int64)
 
     def _tell_unknown(self, prepared: DataFrame) -> None:
-        """Log how many values become zeros because the transformers do not know them."""
+        """Log the number of values that become zeros because the transformers do not know them."""
         if not self.categorical:
             return
         known = self.transformer.named_transformers_["categorical"].categories_
@@ -204,7 +204,7 @@ class Columns:
             if unknown:
                 getLogger("flwr").log(
                     WARNING,
-                    "column %s: %s of %s values are none that it was fitted to; they become zeros",
+                    "column %s: %s of %s values were not in the fitted rows; they become zeros",
                     name,
                     unknown,
                     len(prepared),
@@ -217,9 +217,9 @@ def names_in(
     numeric: Sequence[str] | None,
     categorical: Sequence[str] | None,
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the numeric and the categorical columns; a public part tells those that are None."""
+    """Return the numeric and categorical columns; a public part gives those that are None."""
     if len(public) == 0:
-        raise ConfigError(f"{_where(public)} has no row that the columns could be fitted on")
+        raise ConfigError(f"{_where(public)} has no row to fit the columns on")
     named = [target, *(numeric or ()), *(categorical or ())]
     rest = [name for name in public.columns if name not in named]
     given = numeric is not None
@@ -228,13 +228,13 @@ def names_in(
     if categorical is None:
         categorical = [name for name in rest if name not in numeric]
         if given and categorical:
-            text = "%s: taken as categories, since only %s.numeric is given: %s"
+            text = "%s: taken as categories, because only %s.numeric is given: %s"
             getLogger("flwr").log(INFO, text, _where(public), KEY, ", ".join(categorical))
     return numeric, categorical
 
 
 def _constant(statistics: ColumnStatistics) -> NDArray[np.bool_]:
-    """Return which columns StandardScaler takes for constant, by its bound of rounding errors."""
+    """Return which columns StandardScaler takes for constant, by its bound on rounding errors."""
     rows, eps = statistics.rows, np.finfo(np.float64).eps
     variances, means = statistics.variances(), statistics.means
     found: NDArray[np.bool_] = variances <= rows * eps * variances + (rows * means * eps) ** 2
@@ -280,7 +280,7 @@ def _holds_numbers(column: Series[Any]) -> bool:
 
 
 def _numbers(table: DataFrame, name: str, cure: str) -> NDArray[np.float64]:
-    """Return a column (n,), NaN where a value is missing; ``cure`` is for one of text."""
+    """Return a column (n,), NaN if a value is missing; errors about text suggest ``cure``."""
     from pandas import to_numeric
 
     column = _seconds(table[name])
@@ -288,10 +288,10 @@ def _numbers(table: DataFrame, name: str, cure: str) -> NDArray[np.float64]:
     found: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     other = np.isinf(found) | (np.isnan(found) & column.notna().to_numpy())
     if other.any():
-        row = table.index[int(np.argmax(other))] + 1  # not the value: a site's error is sent
+        row = table.index[int(np.argmax(other))] + 1  # not its value: a site sends the error
         raise ConfigError(
-            f"{_where(table)}: the column {name} is numeric and has no finite number in row {row}: "
-            f"mend the file, or {cure}"
+            f"{_where(table)}: the column {name} is numeric, but has no finite number in row "
+            f"{row}: mend the file, or {cure}"
         )
     return found
 
@@ -310,10 +310,9 @@ def _seconds(column: Series[Any]) -> Series[Any]:
 
 
 def _categories(column: Series[Any]) -> NDArray[Any]:
-    """Return a column (n,) as text, None where a value is missing.
+    """Return a column (n,) as text, None if a value is missing.
 
-    A whole number is the same category with and without missing values beside it, where programs
-    write 1.0.
+    Programs write a whole number as 1.0 beside missing values; it stays the same category.
     """
     from pandas.api.types import is_float_dtype
 
@@ -328,6 +327,6 @@ def _categories(column: Series[Any]) -> NDArray[Any]:
 
 
 def _texts(column: Series[Any]) -> NDArray[Any]:
-    """Return a column (n,) as text, None where a value is missing."""
+    """Return a column (n,) as text, None if a value is missing."""
     texts: NDArray[Any] = column.astype("string").to_numpy(dtype=object, na_value=None)
     return texts

@@ -4,8 +4,8 @@ scikit-learn prepares the columns. A missing number becomes the column's mean, a
 scaled to mean 0 and variance 1 (SimpleImputer, StandardScaler). Categories become one input each;
 a missing value counts as a category if the public part has one, and a category that the public part
 lacks becomes zeros (OneHotEncoder with ``handle_unknown="ignore"``). By default the columns and
-their statistics come from a public part of the data alone: the first rows of the file (of a folder,
-the training file), or a file of its own. With ``fit="federated"`` they come from the rows of all
+their statistics come only from a public part of the data: the first rows of the file (in a folder,
+the training file), or a separate file. With ``fit="federated"`` they come from the rows of all
 sites: each sends the statistics of its training rows before round 1 (tasks/column_statistics.py).
 """
 
@@ -59,26 +59,26 @@ def load(
 
     Args:
         target: column of the class or, for a regression, of the number to predict.
-        path: a file, of which a random ``test_fraction`` becomes the test, or a folder with train
-            and, if there is one, test (.csv or .parquet).
+        path: a file, a random ``test_fraction`` of which is for testing, or a folder with train
+            and perhaps test (.csv or .parquet).
         numeric: columns of numbers; None: the others that hold only numbers.
         categorical: columns of categories; None: all others.
         fit: what the columns are fitted on: the ``public`` part, or the training rows of all sites
             ("federated"), which needs ``numeric`` and ``categorical``.
-        public: the part that columns and statistics come from: so many first rows, or the path of
-            a file that is the same at all sites. Where ``test_fraction`` divides one file, test
+        public: the part that columns and statistics come from: a number of first rows, or the path
+            of a file that is the same at all sites. If ``test_fraction`` divides one file, test
             rows are among the first ones; their targets are not read.
-        test_fraction: of the one file, always the same rows.
+        test_fraction: share of the one file, always the same rows.
         kind: classification or regression.
         classes: the values of ``target`` in the order of their labels.
-        data_folder: of a site (``partition=site``), as ``path``; the server, which has none, gets
-            inputs without rows.
-        fitted: the sites' statistics together (``ColumnStatistics.to_json``). Before there are any,
-            a federated fit gives each row its number as the only input, (n, 1).
+        data_folder: a site's folder (``partition=site``), in place of ``path``; the server has none
+            and gets inputs without rows.
+        fitted: the sites' combined statistics (``ColumnStatistics.to_json``). Before they exist, a
+            federated fit gives each row its number as the only input, (n, 1).
 
     Raises:
-        ConfigError: for a missing file or column, a value that is no number in a numeric column, a
-            class that ``classes`` lacks, or a missing target.
+        ConfigError: for a missing file or column, a value in a numeric column that is not a number,
+            a class that ``classes`` lacks, or a missing target.
     """
     _check(target, path, numeric, categorical, fit, public, test_fraction)
     train, test, whole = _tables(path, data_folder, test_fraction)
@@ -107,10 +107,10 @@ def load_test(
     classes: Sequence[str] | None = None,
     fitted: str | None = None,
 ) -> Arrays:
-    """Return the server's test rows, beside sites with their own: ``task.test_data`` names this.
+    """Return the server's test rows when sites have their own data: for ``task.test_data``.
 
-    The arguments are those of :func:`load`. The rows are those of ``path``'s test file or, without
-    one, all of it.
+    The arguments are those of :func:`load`. The rows come from ``path``'s test file or, without
+    one, from all of it.
     """
     train, test = load(
         target=target,
@@ -130,12 +130,12 @@ def load_test(
 def statistics_of(
     rows: NDArray[np.int64], options: Mapping[str, Any], data_folder: Path | None
 ) -> ColumnStatistics:
-    """Return what a site tells of its training rows for a federated fit.
+    """Return a site's statistics of its training rows, for a federated fit.
 
     Args:
-        rows: their numbers, as :func:`load` has given them.
-        options: those of :func:`load`.
-        data_folder: of the site, if it has one.
+        rows: the rows' numbers, as :func:`load` has returned them.
+        options: the options of :func:`load`.
+        data_folder: the site's folder, if it has one.
     """
     path, fraction = options.get("path"), float(options.get("test_fraction", 0.2))
     train, _, _ = _tables(path, data_folder, fraction)
@@ -146,10 +146,10 @@ def statistics_of(
 
 
 def columns_of_public_part(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what reads another table as :func:`load` has read this one, by its public part.
+    """Return options that read another table as :func:`load` has read this one.
 
-    These are the options of a federated fit, and as "fitted" the statistics. Empty if those are not
-    to be had: a column may have more categories than they hold.
+    These are the options of a federated fit, with the public part's statistics as "fitted". They
+    are empty if a column has more categories than the statistics can hold.
     """
     target, path = str(options.get("target")), options.get("path")
     public = options.get("public", 100)
@@ -163,7 +163,7 @@ def columns_of_public_part(options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         found = Columns.named(target, numeric, categorical, "regression", None).statistics(shown)
         fitted = found.to_json()
-    except ValueError:  # a ConfigError is one, and so is that of a sum that is no float64
+    except ValueError:  # also a ConfigError, and the error of a sum that is not a float64
         return {}
     names = {"numeric": list(numeric), "categorical": list(categorical)}
     return {"fit": "federated", **names, "fitted": fitted}
@@ -182,9 +182,9 @@ def mlp(
         input_shape: (d,).
         outputs: C, or 1 for a regression.
         hidden: the layers' widths.
-        mean: of a regression's targets, added to the output.
-        std: of a regression's targets, which the output is multiplied with, so that a target far
-            from 0 and 1 needs no other step size of Adam; that of SGD is to be divided by std^2.
+        mean: mean of a regression's targets, added to the output.
+        std: standard deviation of a regression's targets, a factor of the output. So Adam needs no
+            other step size if targets are far from 0 and 1; divide that of SGD by std^2.
     """
     require_types("task.model_options", {"hidden": hidden}, {"hidden": tuple[int, ...]})
     for width in hidden:
@@ -232,13 +232,13 @@ def _check(
     require_choice(f"{KEY}.fit", str(fit), FITS)
     require_range(f"{KEY}.test_fraction", test_fraction, high=1.0, open_high=True)
     if target is None:
-        raise ConfigError(f"{KEY}.target=null: name the column that is predicted")
+        raise ConfigError(f"{KEY}.target=null: name the column to predict")
 
 
 def _names(
     target: str | None, numeric: Sequence[str] | None, categorical: Sequence[str] | None
 ) -> tuple[str, Sequence[str], Sequence[str]]:
-    """Return the columns of a federated fit, which no site can find out by its rows alone."""
+    """Return the columns of a federated fit, which a site cannot find out from its rows."""
     if numeric is None or categorical is None:
         raise ConfigError(
             f"{KEY}.fit=federated: the sites must agree on the columns; list them in {KEY}.numeric "
@@ -250,9 +250,9 @@ def _names(
 def _tables(
     path: str | None, data_folder: Path | None, test_fraction: float
 ) -> tuple[DataFrame | None, DataFrame | None, DataFrame | None]:
-    """Return the training rows, the test rows, and the training file before these were split off.
+    """Return the training rows, the test rows, and the training file before the split.
 
-    None without a file; a site's test rows without a test file are for partition.holdout.
+    Each is None without a file. Without a test file, partition.holdout holds out a site's rows.
     """
     folder = data_folder or (None if path is None else Path(path).expanduser())
     if folder is None:
@@ -286,7 +286,7 @@ def _public_part(public: int | str, whole: DataFrame | None, data_folder: Path |
 def _numbered(
     columns: Columns, train: DataFrame | None, test: DataFrame | None
 ) -> tuple[Arrays, Arrays | None]:
-    """Return each row's number as its input; targets as they are."""
+    """Return each row's number as its input, and the targets unchanged."""
 
     def rows(table: DataFrame) -> Arrays:
         return np.arange(len(table))[:, None], columns.targets(table)
@@ -321,9 +321,9 @@ def _files(path: Path) -> dict[str, Path]:
 
 
 def _read(path: Path, rows: int | None = None) -> DataFrame:
-    """Return a table: of CSV, texts as they are there; of Parquet, its own types.
+    """Return a table: from CSV its texts, from Parquet its own types.
 
-    ``rows``: no more than so many first ones are needed.
+    ``rows``: the number of first rows that are needed.
     """
     import pandas
 
@@ -336,8 +336,9 @@ def _read(path: Path, rows: int | None = None) -> DataFrame:
             table = pandas.read_parquet(path, dtype_backend="numpy_nullable")
     except FileNotFoundError:
         raise SetupError(f"{path} does not exist: change {KEY}.path or .public") from None
-    except (OSError, ValueError) as error:  # pandas' and Arrow's own are among them
-        raise DamagedFileError(f"{path} cannot be read as a table: {error}") from None
+    except (OSError, ValueError) as error:  # includes pandas' and Arrow's own
+        said = " ".join(str(error).split())  # in one line
+        raise DamagedFileError(f"{path} cannot be read as a table: {said}") from None
     table = table.reset_index(drop=True)  # errors name a row by its place in the file
     table.attrs["path"] = str(path)
     return table
@@ -346,8 +347,8 @@ def _read(path: Path, rows: int | None = None) -> DataFrame:
 def _read_csv(path: Path, rows: int | None) -> DataFrame:
     """Return the texts of a file whose header names each column once.
 
-    pandas itself would call columns "a.1" and "Unnamed: 0", and take the first one for an index
-    where rows have more fields than the header.
+    pandas itself would call columns "a.1" and "Unnamed: 0", and take the first column for an index
+    if rows have more fields than the header.
     """
     import pandas
 

@@ -44,10 +44,10 @@ def build_task(
     Args:
         task: values of the task group.
         partition: values of the partition group.
-        seed: of the partition, the held-out examples and the training subset.
+        seed: seed of the partition, the held-out examples and the training subset.
         num_clients: N.
-        functions: of a task on own data, in place of those that it names.
-        columns: of a task that the sites have fitted its columns for (``OwnTask.fits_columns``).
+        functions: for a task on own data, in place of the functions that it names.
+        columns: statistics that the sites have fitted together (``OwnTask.fits_columns``).
 
     Raises:
         ConfigError: for unknown keys and values out of range; the examples are checked when they
@@ -60,7 +60,7 @@ def build_task(
 
 
 def kind_of(config: AnyConfig) -> Kind | None:
-    """Return what kind of task it is; None for a conditional model, which predicts nothing."""
+    """Return the kind of task; None for a conditional model, which predicts nothing."""
     if isinstance(config, OwnConfig):
         return config.kind
     return None if config.model in CONDITIONAL else "classification"
@@ -91,7 +91,7 @@ class Task(Measured, Partitioned):
 
     @property
     def count_names(self) -> tuple[str, ...]:
-        """What the columns of ``class_counts`` count: the classes."""
+        """The names of the columns of ``class_counts``: the classes."""
         return self.class_names
 
     @property
@@ -136,16 +136,16 @@ class Task(Measured, Partitioned):
 
     @cached_property
     def classifier_tensors(self) -> int:
-        """How many of the model's last tensors are its classifier (FedPVR's choice)."""
+        """The number of the model's last tensors that are its classifier (FedPVR's choice)."""
         return self.build_model(0).classifier_tensors
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss of logits (B, C), by default the cross-entropy.
 
-        The outputs of a conditional model are parts of each example's loss: the mean of their sum.
+        A conditional model's outputs are parts of each example's loss: return their sums' mean.
 
         Raises:
-            ConfigError: for another number of logits than of classes.
+            ConfigError: if the number of logits is not the number of classes.
         """
         if self.config.model in CONDITIONAL:
             return outputs.sum(dim=1).mean()
@@ -154,7 +154,7 @@ class Task(Measured, Partitioned):
 
     @property
     def predictions(self) -> Predictions | None:
-        """What outputs and labels are; None where nothing is predicted."""
+        """Describes outputs and labels; None if nothing is predicted."""
         kind = kind_of(self.config)
         return None if kind is None else Predictions(kind, self.class_names)
 
@@ -170,9 +170,9 @@ class Task(Measured, Partitioned):
 
         Args:
             client_id: from 0 to N - 1.
-            device: of the examples.
+            device: the examples' device.
             channels_last: yield batches of images in that memory format.
-            site_folder: with partition=site the node's own folder; its test split is held out.
+            site_folder: the node's own folder, with partition=site; its test split is held out.
 
         Raises:
             ConfigError: if the examples cannot be loaded or partitioned.
@@ -201,7 +201,7 @@ class Task(Measured, Partitioned):
     def data_used(self, *, train: bool = True) -> dict[str, dict[str, object]]:
         """Return where the examples come from, and their hashes, by split ("train", "test").
 
-        The training examples are left out with partition=site, and where ``train`` is false.
+        It leaves out the training examples with partition=site, and if ``train`` is false.
         """
         at_sites = self.partition.name == "site" or not train
         return self._source.used(["test"] if at_sites else ["train", "test"])
@@ -215,7 +215,7 @@ class Task(Measured, Partitioned):
 
     @property
     def num_train(self) -> int:
-        """How many training examples the clients share out."""
+        """The number of training examples that the clients share."""
         return len(self.train_split)
 
     @cached_property
@@ -230,7 +230,7 @@ class Task(Measured, Partitioned):
         )
 
     def class_counts(self) -> Indices:
-        """Return how many examples of each class each client holds, (N, C)."""
+        """Return the number of examples of each class that each client holds, (N, C)."""
         labels, size = self.train_split.labels, self.num_classes
         return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])
 

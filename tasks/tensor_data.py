@@ -17,7 +17,7 @@ from fedhet.tasks.transform import InputTransform
 def order_of(
     size: int, batch_size: int, generator: torch.Generator | None, *, drop_last: bool
 ) -> Tensor:
-    """Return the order of one pass over examples: a generator's permutation, or as they lie.
+    """Return the order of one pass over examples: a generator's permutation, or theirs.
 
     ``drop_last`` leaves out a last, smaller batch unless it is the only one.
     """
@@ -35,9 +35,9 @@ class TensorData:
     Args:
         examples: (n, C, H, W), uint8, or (n, T) tokens.
         labels: (n,), int64.
-        num_classes: of the task.
+        num_classes: C.
         transform: turns examples into inputs; augments and normalises images.
-        device: of the examples and the batches.
+        device: the device of the examples and the batches.
         channels_last: yield batches of images in that memory format.
     """
 
@@ -81,7 +81,7 @@ class TensorData:
 
         Args:
             batch_size: examples per batch.
-            generator: shuffles and augments; None: in order and without augmentation.
+            generator: shuffles and augments; None: keep the order, do not augment.
             train: augment, if the task does.
             drop_last: leave out a last, smaller batch unless it is the only one.
         """

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-_AT_ONCE = 1 << 18  # bytes of inputs that are made together: small batches cost calls, not work
+_AT_ONCE = 1 << 18  # bytes of inputs to make together: small batches mostly cost calls
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Transform:
     """Augmentation and normalisation of images, in the order flip, crop, normalise.
 
     Attributes:
-        mean: per channel, of pixels in [0, 1].
-        std: per channel, of pixels in [0, 1].
+        mean: mean per channel, for pixels in [0, 1].
+        std: standard deviation per channel, for pixels in [0, 1].
         flip: mirror each training image left to right with probability 1/2.
         crop_padding: black pixels around a training image before a random crop; 0: no crop.
-        crop_probability: of a training image to be cropped.
+        crop_probability: the probability that a training image is cropped.
     """
 
     mean: tuple[float, ...]
@@ -123,7 +123,7 @@ class Augmentation:
         columns = torch.where(self.flipped[:, None], width - 1 - steps, steps)
         columns = columns + self.left[:, None]  # (B, W)
         rows = self.top[:, None] + torch.arange(height, device=padded.device)  # (B, H)
-        rows = rows + chosen[:, None] * padded.shape[1]  # of all images in one column
+        rows = rows + chosen[:, None] * padded.shape[1]  # rows of all images below each other
         places = rows[:, :, None] * padded.shape[2] + columns[:, None, :]  # (B, H, W)
         pixels = padded.flatten(0, 2).index_select(0, places.flatten())
         return pixels.view(*places.shape, -1)
@@ -159,7 +159,7 @@ class PlacedImages:
         batches = torch.split(order, batch_size)
         drawn = Augmentation.draw(self._transform, len(self._pixels), generator)
         parts = drawn.batches(batch_size, self._pixels.device)
-        # The order may leave out the last, smaller batch, although it was drawn for.
+        # The order may leave out the last, smaller batch, for which choices were drawn.
         for chosen, part in zip(batches, parts, strict=False):
             yield self._finish(part.apply(self.padded(), chosen, *self._pixels.shape[1:3]))
 
@@ -187,7 +187,7 @@ class PlacedImages:
 
 @dataclass(frozen=True)
 class NoTransform:
-    """Tokens, and what a user's function has made, are the inputs as they are."""
+    """Leaves tokens, and what a user's function has made, unchanged."""
 
     augments = False
 

@@ -1,4 +1,4 @@
-"""Transformers of Hugging Face that classify tokens (B, T), as a model function of a recipe."""
+"""Hugging Face's transformers that classify tokens (B, T), as a recipe's model function."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def classifier(
         outputs: C, or 1 for a regression.
         tokenizer: folder or name of the tokenizer that made the tokens: its padding is masked.
         pretrained: folder or name of a model with its weights.
-        config: without one: the configuration of a model whose weights are drawn from the run's
-            seed, with ``model_type`` and keys of that type, such as {model_type: distilbert,
-            n_layers: 6}; its vocabulary is the tokenizer's.
+        config: instead of ``pretrained``: the configuration of a model whose weights are drawn from
+            the run's seed, with ``model_type`` and keys of that type, such as {model_type:
+            distilbert, n_layers: 6}; its vocabulary is the tokenizer's.
 
     Raises:
-        ConfigError: for none or both of ``pretrained`` and ``config``, an unknown type, or a
-            tokenizer with more tokens than the model has.
+        ConfigError: for neither or both of ``pretrained`` and ``config``, an unknown type, or a
+            tokenizer with more tokens than the model.
     """
     kinds = {"tokenizer": str, "pretrained": str | None}
     require_types(_KEY, {"tokenizer": tokenizer, "pretrained": pretrained}, kinds)
@@ -55,13 +55,13 @@ def classifier(
     size = network.get_input_embeddings().num_embeddings
     if len(tokens) > size:
         raise ConfigError(
-            f"{_KEY}.tokenizer={tokenizer} has {len(tokens)} tokens and the model {size}"
+            f"{_KEY}.tokenizer={tokenizer} has {len(tokens)} tokens, but the model has {size}"
         )
     return TokenClassifier(network, tokens.pad_token_id)
 
 
 class TokenClassifier(nn.Module):
-    """A transformer whose attention mask is where the tokens are no padding.
+    """A transformer whose attention mask leaves out padding.
 
     Args:
         network: takes ``input_ids`` and ``attention_mask``, returns an object with ``logits``.

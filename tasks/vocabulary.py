@@ -27,10 +27,10 @@ _BREAK = re.compile("<br ?/?>")
 def split_words(text: str) -> list[str]:
     """Return the lower-case words of a text without punctuation and HTML line breaks.
 
-    A letter is the same whether its accent is a character of its own (Unicode's NFC).
+    An accent may be a character of its own or not: the letter is the same (Unicode's NFC).
     """
     if not isinstance(text, str):
-        raise ConfigError(f"{text!r} is no text: change task.text_column or the data")
+        raise ConfigError(f"{text!r} is not text: change task.text_column or the data")
     return _word().findall(_BREAK.sub(" ", normalize("NFC", text).lower()))
 
 
@@ -105,7 +105,7 @@ def read_vocabulary(path: Path, size: int) -> Vocabulary:
         words.pop()
     if len(words) > size - SPECIAL_TOKENS:
         raise ConfigError(
-            f"{path} has {len(words)} words and task.vocabulary_size={size} allows "
+            f"{path} has {len(words)} words, but task.vocabulary_size={size} allows "
             f"{size - SPECIAL_TOKENS}, beside {SPECIAL_TOKENS} special tokens: change "
             "task.vocabulary_size or task.vocabulary_file"
         )
@@ -114,7 +114,7 @@ def read_vocabulary(path: Path, size: int) -> Vocabulary:
         if word in seen or split_words(word) != [word]:
             raise ConfigError(
                 f"{path} (task.vocabulary_file), line {line}: {word!r} is "
-                f"{'there twice' if word in seen else 'no word in lower case'}; each line must "
+                f"{'there twice' if word in seen else 'not a word in lower case'}; each line must "
                 "have one word without punctuation, by rank"
             )
         seen.add(word)

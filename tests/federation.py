@@ -16,11 +16,11 @@ from fedhet.strategies.base import ClientSide, LocalOptimizer, Weighting
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names
-from fedhet.strategies.privacy.reply_vector import Layout
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.records import to_record, to_tensors
+from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.modes.secure.aggregation import SecAggPlus
+from fedhet.strategies.modes.secure.reply_vector import Layout
 from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.wire.records import to_record, to_tensors
 
 Handler = Callable[[Message], Message]
 

@@ -67,7 +67,7 @@ def summary_of(method: str, seed: int, rows: Sequence[dict[str, Any]]) -> dict[s
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing, as if the extra `plots` were missing: drawing takes seconds."""
     for name, module in list(sys.modules.items()):
-        ours = name.startswith(("fedhet.report.", "reproductions."))
+        ours = name.startswith(("fedhet.report.", "fedhet.reproductions."))
         for name in ("can_plot", "can_draw"):
             if ours and hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda: False)

@@ -90,7 +90,7 @@ def test_recipes_give_the_same_bits(pythons, tmp_path):
     assert len(found) == 7
     for what, summaries in found.items():
         the_same(summaries, what)
-    (fedavg,) = (both for what, both in found.items() if what.startswith("sweep/0_"))
+    (fedavg,) = (both for what, both in found.items() if what.startswith("sweep/fedavg_"))
     ray = found["ray"]["newest"]["parameters_sha256"]
     assert ray == fedavg["newest"]["parameters_sha256"]
 
@@ -100,7 +100,7 @@ def test_runtime_flower_says_which_release_it_needs(pythons, tmp_path):
     command = [fedhet, "runtime=flower"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"fedhet: runtime=flower needs flwr {FLOWER}, and ")
+    assert done.stderr.startswith(f"fedhet: runtime=flower needs flwr {FLOWER}")
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
@@ -108,7 +108,7 @@ def test_runtime_flower_says_which_release_it_needs(pythons, tmp_path):
 def test_the_unit_tests_pass_on_the_newest(pythons, install):
     """Those of docker/ are for the oldest only."""
     install(pythons["newest"], RELEASES["newest"], "[dev,plots,sweep]")
-    unit_tests(pythons["newest"], "--ignore=tests/test_docker.py")
+    unit_tests(pythons["newest"], "--ignore=tests/drills")
 
 
 def test_the_lowest_releases_that_pyproject_allows_will_do(tmp_path):

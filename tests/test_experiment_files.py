@@ -1,7 +1,6 @@
-"""Every file of conf/experiment: it composes, says what it is, and its sweep makes its table."""
+"""Every experiment of reproductions/ composes, says what it is, and its sweep makes its table."""
 
 from functools import cache, lru_cache
-from pathlib import Path
 
 import pytest
 import yaml
@@ -9,29 +8,25 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
-from fedhet.conf import FOLDER, compose_overrides, config_yaml, method_name
+from fedhet.conf import compose_overrides, config_yaml, method_name
+from fedhet.conf.experiments import experiment_files, read_experiment
+from fedhet.conf.mistakes import groups, options_of
 from fedhet.report.published_tables import Paper, read_paper, selects
 from fedhet.report.run_data import flat
 
-EXPERIMENTS = sorted(
-    path.relative_to(FOLDER / "experiment").with_suffix("").as_posix()
-    for path in (FOLDER / "experiment").rglob("*.yaml")
-)
-METHODS = {path.stem for path in (FOLDER / "strategy").glob("*.yaml")}
+EXPERIMENTS = experiment_files()
+METHODS = set(options_of("strategy"))
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", EXPERIMENTS)]
 
 
-def path_of(name: str) -> Path:
-    return FOLDER / "experiment" / f"{name}.yaml"
-
-
-def paper_of(name: str) -> Paper:
-    return read_paper(yaml.safe_load(path_of(name).read_text())["paper"])
+@cache
+def content(name: str) -> dict:
+    return read_experiment(EXPERIMENTS[name])
 
 
 def jobs_of(name: str) -> list[list[str]]:
     """Return the overrides of the jobs that Hydra makes of the file's own sweep."""
-    params = yaml.safe_load(path_of(name).read_text())["hydra"]["sweeper"]["params"]
+    params = content(name)["hydra"]["sweeper"]["params"]
     parsed = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in params.items()])
     (batch,) = BasicSweeper.split_arguments(parsed, None)
     return [list(job) for job in batch]
@@ -61,13 +56,13 @@ def of_any_seed(name: str, job: tuple[str, ...]) -> tuple[str, dict]:
 @lru_cache(maxsize=64)  # composing is slow, so it is done anew for groups only
 def composed(name: str, others: tuple[str, ...]) -> tuple[str, dict]:
     """Return the method and the settings, by dotted key and resolved, of these words."""
-    groups = [word for word in others if (FOLDER / word.partition("=")[0]).is_dir()]
-    recipe = compose_overrides((f"+experiment={name}", *groups))
+    chosen = [word for word in others if word.partition("=")[0] in groups()]
+    recipe = compose_overrides((f"+experiment={name}", *chosen))
     settings = recipe.copy()
     with open_dict(settings):
         settings.task.classifier_tensors = 1
         settings.paper = None
-    for word in OverridesParser.create().parse_overrides([w for w in others if w not in groups]):
+    for word in OverridesParser.create().parse_overrides([w for w in others if w not in chosen]):
         missing = object()
         assert OmegaConf.select(settings, word.key_or_group, default=missing) is not missing
         OmegaConf.update(settings, word.key_or_group, word.value())
@@ -92,7 +87,7 @@ def check_sweep(name: str, paper: Paper) -> None:
 
 def check_node(name: str, paper: Paper) -> None:
     """Check the paper's numbers in config.yaml: they are told apart by nothing but their places."""
-    node = yaml.safe_load(path_of(name).read_text())
+    node = content(name)
     assert not {"runtime", "device", "results_dir"} & set(node)  # it says what runs, not where
     written = yaml.safe_load(config_yaml(compose_overrides((f"+experiment={name}",)), 1))["paper"]
     assert written == node["paper"]
@@ -104,6 +99,6 @@ def check_node(name: str, paper: Paper) -> None:
 
 def test_its_sweep_makes_every_cell_and_config_yaml_has_the_papers_node_in_order(name):
     """In one test, so that both read what composing, the slow part, has made."""
-    paper = paper_of(name)
+    paper = read_paper(content(name)["paper"])
     check_sweep(name, paper)
     check_node(name, paper)

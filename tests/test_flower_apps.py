@@ -12,16 +12,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
-from fedhet.common.errors import ConfigError
 from fedhet.common.results import read_rows, read_summary
 from fedhet.conf import compose_overrides, plain_part
 from fedhet.flower_apps import _words
-from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import build_task
 from fedhet.tasks.models.mlp import mlp
 from fedhet.tools.export import export
 from tests.federation import InProcessGrid
 from tests.recipes import TINY, run_recipe
+from tests.refused import refused
 from tests.test_every_strategy import METHODS, mark, name_of
 
 CLIENTS = 3
@@ -140,7 +140,7 @@ def test_an_app_of_loaders_learns_and_its_weights_load_into_the_users_model(tmp_
     fedhet.load_weights(model, tmp_path)
     assert torch.equal(model.out.weight, tensors["head.weight"])
     assert torch.equal(model.hidden.bias, tensors["body.hidden.bias"])
-    with pytest.raises(ConfigError, match="tensors that the model lacks: hidden"):
+    with refused("hidden"):
         fedhet.load_weights(nn.Sequential(nn.Linear(4, 2)), tmp_path)
     assert read_summary(tmp_path)["clients"] == CLIENTS  # its config says 0: whoever is there
     about = export(tmp_path, tmp_path / "model.pt2")
@@ -150,8 +150,8 @@ def test_an_app_of_loaders_learns_and_its_weights_load_into_the_users_model(tmp_
 @pytest.mark.slow
 def test_two_entries_of_a_run_config_for_one_key_are_refused():
     server_app = fedhet.make_server_app(Net, load_data)
-    message = "the run config has 'learning-rate' and 'local.lr': both set local.lr"
-    with pytest.raises(ConfigError, match=message):
+    message = "local.lr"
+    with refused(*message.split()):
         serve((fedhet.make_client_app(Net, load_data), server_app), [], {**CONFIG, "local.lr": 0.2})
 
 
@@ -190,30 +190,30 @@ Overridden.__name__ = "FedPVR"
 @pytest.mark.parametrize(
     ("method", "named", "message"),
     [
-        ("fedpvrr", {}, "strategy=fedpvrr is unknown: did you mean fedpvr"),
-        (fedhet.FedPVR(observers=[print]), {}, r"FedPVR\(observers=...\) cannot be taken"),
-        ("fedavg", {"kind": "sound"}, "task.kind='sound' is unknown; allowed: classification, "),
+        ("fedpvrr", {}, "strategy=fedpvrr"),
+        (fedhet.FedPVR(observers=[print]), {}, "FedPVR(observers=.."),
+        ("fedavg", {"kind": "sound"}, "task.kind='sound"),
         ("fedavg", {"loss": "mse"}, "mse"),
-        ("fedavg", {"settings": {"local.lrr": 1}}, "unknown key local.lrr: did you mean local.lr"),
-        ("fedavg", {"settings": {"local.lr": -1}}, "local.lr=-1 is not allowed"),
-        (FlowerFedAdam(eta=0.5), {}, r"method=flwr\..*FedAdam has no recipe"),
-        (Overridden, {}, r"method=tests\..*FedPVR has no recipe"),
-        ("fedavg", {"test_data": (1, 2)}, "test_data is a tuple: give the function"),
-        ("fedavg", {"settings": {"partition.alpha": 0.1}}, "partition.alpha=0.1 changes nothing"),
+        ("fedavg", {"settings": {"local.lrr": 1}}, "local.lrr local.lr"),
+        ("fedavg", {"settings": {"local.lr": -1}}, "local.lr=-1"),
+        (FlowerFedAdam(eta=0.5), {}, "method=flwr FedAdam"),
+        (Overridden, {}, "method=tests FedPVR"),
+        ("fedavg", {"test_data": (1, 2)}, "test_data"),
+        ("fedavg", {"settings": {"partition.alpha": 0.1}}, "partition.alpha=0.1"),
     ],
 )
 def test_what_cannot_be_is_refused_when_the_app_is_made(method, named, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(*message.split()):
         fedhet.make_server_app(Net, load_data, method, **named)
 
 
 def test_a_model_itself_is_refused_in_the_place_of_its_function(tmp_path):
     for model, data in ((Net(), load_data), (Net, (1, 2))):
-        with pytest.raises(ConfigError, match="give the function or the class that returns it"):
+        with refused():
             fedhet.make_server_app(model, data)
-    with pytest.raises(ConfigError, match=r"is no nn.Module"):
+    with refused("nn.Module"):
         fedhet.load_weights(Net, tmp_path)
-    with pytest.raises(ConfigError, match=r"the run had no checkpoint.best=true"):
+    with refused("checkpoint.best=true"):
         fedhet.load_weights(Net(), tmp_path, best=True)
 
 
@@ -221,8 +221,8 @@ def test_a_model_itself_is_refused_in_the_place_of_its_function(tmp_path):
 def test_both_apps_must_be_made_of_the_same(tmp_path):
     client_app = fedhet.make_client_app(Net, load_data, "fedavg")
     server_app = fedhet.make_server_app(Net, load_data, "scaffold")
-    said = r"only 0 SuperNodes .*; refused were: node \d+ \(partition \d\) runs another recipe"
-    with pytest.raises(TimeoutError, match=said):
+    said = "0 SuperNodes partition"
+    with refused(*said.split(), kind=TimeoutError):
         serve(
             (client_app, server_app),
             [f"results_dir={tmp_path}", "runtime.connect_timeout_seconds=0.2"],

@@ -10,7 +10,7 @@ RECIPE = {"common", "conf", "strategies", "tasks"}
 COMMAND = {*RECIPE, "client_app", "server_app", "fedhet"}
 MAY_IMPORT = {
     "common": {"common"},
-    "conf": {"conf", "common"},
+    "conf": {"conf", "strategies", "common"},  # build.py alone imports strategies
     "tasks": {"tasks", "common"},
     "strategies": {"strategies", "common"},
     "client_app": {"client_app", *RECIPE},
@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "fedhet": COMMAND,
     "reproductions": {"reproductions", *COMMAND},
 }
-PACKAGES = MAY_IMPORT.keys() - {"fedhet", "reproductions"}
+PACKAGES = MAY_IMPORT.keys() - {"fedhet"}
 OURS = {*MAY_IMPORT, "docs", "benchmarks", "tests"}
 NEVER = {
     "common": {"torch", "flwr", "hydra", "omegaconf"},
@@ -56,3 +56,53 @@ def test_arrows_run_one_way(package):
         names = imported(path)
         assert names & OURS <= MAY_IMPORT[package], path
         assert not names & NEVER.get(package, set()), path
+
+
+# ---- inside strategies/ --------------------------------------------------------------------------
+
+# A room imports itself and those before it; every other file of strategies/ is a paper's.
+ROOMS = ["base", "slots", "wire", "round", "components", "modes"]
+ROOMS += ["parts", "federated", "method", "statistics", "fusion", "attacks", "papers"]
+
+
+def room_of(module: str) -> str:
+    name = module.removeprefix("fedhet.strategies.").partition(".")[0]
+    return name if name in ROOMS else "papers"
+
+
+def rooms_imported(path: Path) -> set[str]:
+    """Return the rooms that a file of strategies/ imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            continue
+        if node.module == "fedhet.strategies":
+            found |= {room_of(alias.name) for alias in node.names}
+        elif node.module.startswith("fedhet.strategies."):
+            found.add(room_of(node.module))
+    return found
+
+
+def test_the_rooms_of_strategies_are_in_one_line():
+    """wire <- round <- modes, so that there is no circle between them."""
+    strategies = ROOT / "strategies"
+    for path in sorted(strategies.rglob("*.py")):
+        parts = path.relative_to(strategies).with_suffix("").parts
+        if parts == ("__init__",):
+            continue
+        before = ROOMS[: ROOMS.index(room_of(parts[0])) + 1]
+        assert rooms_imported(path) <= {*before}, path
+
+
+def test_no_two_packages_import_each_other():
+    strategies = ROOT / "strategies"
+    packages = {path.parent for path in strategies.rglob("__init__.py")} - {strategies}
+    arrows = {
+        (package.name, room)
+        for package in packages
+        if package.parent == strategies
+        for path in package.rglob("*.py")
+        for room in rooms_imported(path)
+        if room != package.name
+    }
+    assert not {(one, other) for one, other in arrows if (other, one) in arrows}

@@ -7,7 +7,7 @@ import matplotlib as mpl
 import pytest
 
 import fedhet
-from fedhet.common.errors import ConfigError
+from tests.refused import refused
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "compare_methods.ipynb"
 CELLS = [
@@ -33,10 +33,10 @@ def test_the_notebook_runs_from_top_to_bottom():
 
 
 def test_a_partition_without_clients_and_an_unknown_key_are_refused():
-    for words, message in ((["clients=0"], "set clients"), (["roundz=3"], "did you mean rounds")):
-        with pytest.raises(ConfigError, match=message):
+    for words, message in ((["clients=0"], "clients"), (["roundz=3"], "rounds")):
+        with refused(*message.split()):
             fedhet.partition(*words)
-    with pytest.raises(ConfigError, match="did you mean rounds"):
+    with refused("rounds"):
         fedhet.run("roundz=3")
-    with pytest.raises(ConfigError, match="results_dir is an argument"):
+    with refused("results_dir"):
         fedhet.run("results_dir=/x")

@@ -3,6 +3,7 @@
 import importlib.metadata
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from fedhet.conf import PACKAGES, compose
+from fedhet.conf.experiments import experiment_files
 from fedhet.report.run_data import flat
 from fedhet.runtimes.flower_install import FLOWER
 from fedhet.tools.new import TEMPLATE
@@ -97,8 +99,10 @@ def test_the_bundle_holds_the_code_and_the_recipes_and_nothing_else():
         path
         for path in files
         if path.startswith(tuple(f"{package}/" for package in PACKAGES))
-        and (path.endswith(".py") or (path.startswith("conf/") and path.endswith(".yaml")))
-    } | {"fedhet/__init__.py"}
+        and path.endswith((".py", ".yaml", ".json") if path.startswith("conf/") else ".py")
+    } | {"fedhet/__init__.py", "fedhet/public_names.py"}
+    wanted |= {name for name in files if re.fullmatch(r"reproductions/\w+/conf/.+\.yaml", name)}
+    assert {path.relative_to(ROOT).as_posix() for path in experiment_files().values()} <= wanted
     assert {"server_app/app.py", "client_app/app.py", "conf/config.yaml"} <= wanted
     assert names == wanted | {"pyproject.toml", ".info/CONTENT"}
     assert "federations" not in PROJECT["tool"]["flwr"]  # Flower would move them away

@@ -1,6 +1,6 @@
 """Runs of the command on each runtime of one machine: killed, resumed, with the same bits.
 
-tests/test_deployment.py has runtime=deployment.
+test_deployment.py has runtime=deployment.
 """
 
 import json
@@ -27,7 +27,6 @@ from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation, Workers
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.server_app import app as server
-from tests import killed_runs
 from tests.processes import (
     SECONDS,
     Fork,
@@ -39,6 +38,7 @@ from tests.processes import (
     summary_of,
 )
 from tests.recipes import TINY, overrides, run_recipe
+from tests.refused import refused
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,17 +139,11 @@ def test_local(tmp_path):
 
 
 @pytest.mark.xdist_group("local")
-@pytest.mark.parametrize("closed", ["2>&-", ">&-", "0<&- >&- 2>&-"])
-def test_a_daemon_may_close_the_standard_files(closed, tmp_path):
+def test_a_daemon_may_close_the_standard_files(tmp_path):
+    closed = "0<&- >&- 2>&-"
     command = f"{BIN / 'fedhet'} {' '.join(TINY)} rounds=1 results_dir={tmp_path}/run {closed}"
     assert subprocess.run(["sh", "-c", command], check=False, timeout=SECONDS).returncode == 0
     assert summary_of(tmp_path / "run")["status"] == "completed"
-
-
-@pytest.mark.xdist_group("local")
-def test_an_asynchronous_compressed_run_that_is_killed_twice_ends_alike(tmp_path):
-    words = killed_runs.RUNS["asynchronous and compressed"]
-    assert len(killed_runs.run_with_kills(tmp_path, words, rounds=8, kills=2, seed=3)) == 2
 
 
 def two_ray_nodes(pipe: Connection, folder: str) -> None:
@@ -209,14 +203,14 @@ def test_a_client_that_no_ray_node_has_room_for_is_refused(monkeypatch):
     ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     assert _capacity(1, None) == (2, 0.0)
-    with pytest.raises(RuntimeError, match=r"no client fits the Ray cluster.*runtime\.client_gpus"):
+    with refused("runtime.client_gpus", kind=RuntimeError):
         _capacity(1, 1000.0)
 
 
 PRIVATE = [
     "task=my_project",
-    "strategy=[fedntd,scaffold]",
-    "strategy.fedntd.weight=2",
+    "strategy=[my_project.method:KeepFeatures,scaffold]",
+    "strategy.keepfeatures.weight=2",
     "clients=5",
     "participation=0.6",
     "local.epochs=1",

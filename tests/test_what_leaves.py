@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Message
 
 from fedhet.conf import build_part, compose
-from fedhet.strategies.round.records import CATEGORIES, CLIENT, COLUMNS, METRICS, UPDATE
+from fedhet.strategies.wire.records import CATEGORIES, CLIENT, COLUMNS, METRICS, UPDATE
 from tests.recipes import TINY, overrides, run_recipe
 
 ROOT = Path(__file__).parents[1]

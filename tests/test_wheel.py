@@ -45,7 +45,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
         "fedhet/report/templates/page.css",
         "fedhet/strategies/maecho.py",
     } <= wanted
-    assert {"fedhet/conf/config.yaml", "fedhet/conf/experiment/feddw/table1.yaml"} <= wanted
+    table = "fedhet/reproductions/feddw/conf/experiment/feddw/table1.yaml"
+    assert {"fedhet/conf/config.yaml", table} <= wanted
     assert package == wanted
     for name in package:
         assert wheel.read(name) == (ROOT / name).read_bytes(), name

@@ -22,7 +22,7 @@ def build_wheel(folder: Path) -> Path:
     """Build the wheel of a source distribution of this clone, all of it below ``folder``."""
     source = folder / "source"
     leave_out = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for package in (*PACKAGES, "fedhet"):
+    for package in (*PACKAGES, "reproductions", "fedhet"):
         shutil.copytree(ROOT / package, source / package, symlinks=True, ignore=leave_out)
     for name in ("pyproject.toml", "MANIFEST.in", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, source)

@@ -2,8 +2,8 @@
 
 ``fedhet --help``, docs/keys.md, the comments in conf/ and docs/recipe.schema.json are made from it,
 and ``fedhet.conf.check`` checks every recipe against it. Keys of one method
-(``strategy.<method>.*``) and arguments of classes (``_target_``) are typed by the constructors that
-take them (``fedhet.conf.arguments``).
+(``strategy.<method>.*``) and of classes (``_target_``) are typed by the classes
+(``fedhet.common.configured``); ``fedhet.conf.catalogue`` lists them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,10 @@ from fedhet.common.kinds import (
     Two,
     Whole,
 )
-from fedhet.conf.schema.groups import AnyPartition, AnyRuntime, AnySchedule, Local, Logger
+from fedhet.conf.schema.groups import AnyPartition, AnyRuntime, Local, Logger
 from fedhet.conf.schema.task import AnyTask
 
 MOST_CLIENTS = 1_000_000  # far beyond what a server can hold the registrations of
-Slot = Literal[
-    "aggregator",
-    "asynchronous",
-    "optimizer",
-    "output",
-    "personal",
-    "phases",
-    "sampler",
-    "server_optimizer",
-]
 FIGURES = (  # of every summary
     "accuracy",
     "best_accuracy",
@@ -183,14 +173,8 @@ class Strategy(Section):
     __pydantic_extra__: dict[str, dict[str, Any]]
     model_config = ConfigDict(extra="allow")
 
-    methods: dict[str, list[Slot]] = Field(
-        description="by method name, the slots that it replaces; set by strategy=..."
-    )
-    requires: dict[str, Any] = Field(description="settings that the method requires, by key")
-    client_sides: dict[str, Part] = Field(description="client halves, by name")
-    server_sides: dict[str, Part] = Field(description="server halves, by name")
-    transforms: dict[str, Part] = Field(
-        description="(x, replies) -> replies, applied in the order of their names"
+    methods: dict[str, Text] = Field(
+        description="the classes of the methods, by name; set by strategy=..."
     )
     phases: list[Phase] = Field(
         description="local training in parts: [{layers: head.*, epochs: 1}, {layers: body.*, "
@@ -199,35 +183,33 @@ class Strategy(Section):
     personal: Selector = Field(
         description="tensors that stay at the client: none | all | last:N | name patterns"
     )
-    asynchronous: Part | None = Field(
+    asynchronous: dict[str, Any] | None = Field(
         description="rounds that wait for nobody; strategy=fedbuff and fedasync set it"
     )
     allow_stacked_corrections: bool = Field(
         description="permit several sides that edit gradients (their order matters)"
     )
-    aggregator: Part = Field(description="how replies become one; set by strategy/aggregator=...")
-    server_optimizer: Part = Field(
-        description="what is done with it; set by strategy/server_optimizer=..."
+    aggregator: Part | None = Field(
+        description="how replies become one; null: the method's own; set by strategy/aggregator=..."
     )
-    output: Part = Field(
-        description="the model that is evaluated and stored; set by strategy/output=..."
+    server_optimizer: Part | None = Field(
+        description="what is done with it; null: the method's own; set by "
+        "strategy/server_optimizer=..."
+    )
+    output: Part | None = Field(
+        description="the model that is evaluated and stored; null: the method's own; set by "
+        "strategy/output=..."
     )
     sampler: Part = Field(description="who takes part in a round; set by strategy/sampler=...")
     compression: Part = Field(
         description="what travels in fewer bytes; set by strategy/compression=..."
     )
+    differential_privacy: Part | None = Field(
+        description="clipping and noise; set by strategy/differential_privacy=..."
+    )
     secure_aggregation: Part | None = Field(
         description="the server sees the sum of the replies; set by strategy/secure_aggregation=..."
     )
-
-
-class Attack(Part):
-    """What chosen clients of a simulation do against the others."""
-
-    clients: list[Whole] | Inside = Field(
-        description="which are hostile: ids such as [0,3], or a share of all, drawn by the seed"
-    )
-    allow: bool = Field(description="true: I know that this run has hostile clients")
 
 
 class Recipe(Section):
@@ -269,7 +251,7 @@ class Recipe(Section):
     )
     choice: Text | None = Field(description="how fedhet-tune chose some of the values")
     paper: dict[str, Any] | None = Field(
-        description="a paper's results for this experiment; conf/experiment sets it, fedhet-report "
+        description="a paper's results for this experiment; the experiment sets it, fedhet-report "
         "reads it"
     )
     results_dir: Text | None = Field(
@@ -280,14 +262,14 @@ class Recipe(Section):
         "and else begin one"
     )
     local: Local
-    schedule: AnySchedule
+    schedule: Part = Field(description="the factor of local.lr in a round; set by schedule=...")
     system: Part | None = Field(
         description="slow, absent and vanishing clients of a simulation; set by system=..."
     )
     partition: AnyPartition
     task: AnyTask
     strategy: Strategy
-    attack: Attack | None = Field(
+    attack: Part | None = Field(
         None, description="what hostile clients do; null: all are honest; set by attack=..."
     )
     runtime: AnyRuntime

@@ -1,16 +1,15 @@
-"""Keys of the groups local, partition, schedule, runtime and logger."""
+"""Keys of the groups local, partition, runtime and logger."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Field
 
 from fedhet.common.kinds import (
     Address,
     Count,
     Fetch,
-    Inside,
     NotNegative,
     Part,
     Positive,
@@ -19,12 +18,10 @@ from fedhet.common.kinds import (
     Seed,
     Selector,
     Share,
-    ShareAboveZero,
     ShareBelowOne,
     Text,
 )
 
-OWN = "own"  # the tag of a class that is not fedhet's
 _PARTITION = "how examples are split over clients; set by partition=..."
 _RUNTIME = "where it runs; set by runtime=..."
 
@@ -161,67 +158,6 @@ AnyPartition = Annotated[
     | Natural
     | Site,
     Field(discriminator="name"),
-]
-
-
-# ------------------------------------------------------------------------------------- schedule
-def by_target(node: Any) -> str:
-    """Return the tag of a node with a ``_target_``: the class, or OWN for one of the user's."""
-    return str(node.get("_target_")) if isinstance(node, dict) else OWN
-
-
-_SCHEDULES = "fedhet.strategies.components.schedules."
-
-
-class Constant(Section):
-    """The same learning rate in all rounds."""
-
-    target: Literal["fedhet.strategies.components.schedules.Constant"] = Field(
-        alias="_target_", description="class of the schedule; set by schedule=..."
-    )
-
-
-class Cosine(Constant):
-    """Half a cosine over the rounds."""
-
-    target: Literal["fedhet.strategies.components.schedules.Cosine"] = Field(alias="_target_")  # type: ignore[assignment]
-    floor: Share = Field(description="the last factor")
-
-
-class ExponentialDecay(Constant):
-    """A factor a round."""
-
-    target: Literal["fedhet.strategies.components.schedules.ExponentialDecay"] = Field(
-        alias="_target_"
-    )  # type: ignore[assignment]
-    decay: ShareAboveZero = Field(description="factor a round")
-
-
-class MultiStep(Constant):
-    """A factor at each milestone."""
-
-    target: Literal["fedhet.strategies.components.schedules.MultiStep"] = Field(alias="_target_")  # type: ignore[assignment]
-    milestones: list[Inside] = Field(description="fractions of rounds")
-    decay: ShareAboveZero = Field(description="factor at each milestone")
-
-
-_KNOWN_SCHEDULES = {f"{_SCHEDULES}{one.__name__}" for one in (Constant, Cosine)} | {
-    f"{_SCHEDULES}{one.__name__}" for one in (ExponentialDecay, MultiStep)
-}
-
-
-def _schedule_tag(node: Any) -> str:
-    tag = by_target(node)
-    return tag.removeprefix(_SCHEDULES) if tag in _KNOWN_SCHEDULES else OWN
-
-
-AnySchedule = Annotated[
-    Annotated[Constant, Tag("Constant")]
-    | Annotated[Cosine, Tag("Cosine")]
-    | Annotated[ExponentialDecay, Tag("ExponentialDecay")]
-    | Annotated[MultiStep, Tag("MultiStep")]
-    | Annotated[Part, Tag(OWN)],
-    Discriminator(_schedule_tag),
 ]
 
 

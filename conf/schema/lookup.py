@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 
 from fedhet.common.kinds import Section, choices_of, in_words
 from fedhet.conf.schema import Recipe
-from fedhet.conf.schema.groups import OWN
 
 Variants = Mapping[str, type[Section]]
 _HIDDEN = ("run_log",)  # fedhet's own
@@ -143,17 +142,11 @@ def tags_of(values: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for group, field in fields_of(Recipe).items():
         node = values.get(group)
-        for tag, model in variants_of(field).items():
-            if tag != OWN and isinstance(node, Mapping) and _is_of(node, tag, model):
+        for tag in variants_of(field):
+            names = (node.get("name"), node.get("inputs", "images")) if node else ()
+            if tag in names:
                 found[group] = tag
     return found
-
-
-def _is_of(node: Mapping[str, Any], tag: str, model: type[Section]) -> bool:
-    target = model.model_fields.get("target")
-    if target is not None:
-        return node.get("_target_") in get_args(target.annotation)
-    return tag in (node.get("name"), node.get("inputs", "images"))
 
 
 def _literals(model: type[Section], name: str) -> list[str]:

@@ -8,15 +8,15 @@ _FRAME = """# Library
 
 Everything here is imported from `fedhet`: `from fedhet import FedPVR, make_client_app`. A
 strategy is a Flower strategy: pass it to [`make_server_app`](own.md), or call its
-`start(grid, arrays)`. Each takes the method's own arguments first, and then the slots that all
-share, which [FedAvg](methods/fedavg.md) has, too.
+`start(grid, arrays)`. Each takes the method's own parameters by name, and `options` and `setup`,
+which [Method](#fedhet.strategies.method.Method) describes.
 """
-_STRATEGIES = "strategies."
+_STRATEGIES = "fedhet.strategies."
 
 
 def api_page() -> str:
     """Return the page."""
-    public = {name: where for name, where in fedhet._PUBLIC.items() if name in fedhet.__all__}
+    public = {name: getattr(fedhet, name).__module__ for name in fedhet.__all__}
     others = [name for name, where in public.items() if not where.startswith(_STRATEGIES)]
     methods = [name for name, where in public.items() if where.startswith(_STRATEGIES)]
     sections = [_FRAME, "## Runs, apps and errors\n"]
@@ -27,4 +27,4 @@ def api_page() -> str:
 
 
 def _entry(name: str, module: str) -> str:
-    return f"::: fedhet.{module}.{name}\n"
+    return f"::: {module}.{name}\n"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from docs.generator.markdown import table
-from fedhet.conf import FOLDER
+from docs.generator.recipes import ROOT
+from fedhet.conf.experiments import experiment_files, read_experiment
 
 _PAPERS = {
     "fedpvr": "FedPVR (Li et al., CVPR 2023)",
@@ -19,13 +19,14 @@ _PAPERS = {
     "maecho": "MA-Echo (Su et al., Neural Networks 2023)",
     "scale": "Time and bytes (no paper's: [results/scale.md](results/scale.md))",
 }
-_FRAME = """<!-- Made from conf/experiment. -->
+_FRAME = """<!-- Made from reproductions/*/conf. -->
 # The papers' tables and figures
 
 `fedhet -m +experiment=NAME` runs one, with the paper's numbers beside ours in the
 [report](reports.md). A job is one run; words on the command line narrow a table to a row or a cell
-(`strategy=fedavg seed=0`). Each file's comments describe the full table, and where a form cut
-down to two CPU cores differs. [results/](results) has what was run here.
+(`strategy=fedavg seed=0`). Each file's comments say what the paper leaves open, and where a form
+cut down to two CPU cores differs; what a paper's tables share is in the file of
+`reproductions/<paper>/conf/base` that it names. [results/](results) has what was run here.
 """
 
 
@@ -34,12 +35,13 @@ def experiments_page() -> str:
     sections = [_FRAME]
     for folder, paper in _PAPERS.items():
         rows = []
-        for path in sorted((FOLDER / "experiment" / folder).glob("*.yaml")):
-            recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for name, path in experiment_files().items():
+            if not name.startswith(f"{folder}/"):
+                continue
+            recipe = read_experiment(path)
             _, *parts = recipe["paper"]["source"].split(", ")  # authors, venue and year, table
             what = ", ".join(part for part in parts if not part[-4:].isdigit())
-            name = f"{folder}/{path.stem}"
-            link = f"[{name}](../conf/experiment/{name}.yaml)"
+            link = f"[{name}](../{path.relative_to(ROOT).as_posix()})"
             rows.append([link, what, str(number_of_jobs(recipe))])
         sections.append(f"## {paper}\n\n{table(['`+experiment=`', 'what', 'jobs'], rows)}\n")
     return "\n".join(sections)

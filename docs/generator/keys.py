@@ -11,9 +11,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from docs.generator.markdown import escape, first_sentence, table
+from fedhet.common.configured import shown
 from fedhet.common.kinds import short_words
+from fedhet.common.nested import leaves
 from fedhet.conf import FOLDER, compose_overrides
-from fedhet.conf.check import shown
+from fedhet.conf.catalogue import Entry, options
 from fedhet.conf.mistakes import value_at
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import Key, fields_of, keys_below, variants_of
@@ -23,12 +25,6 @@ _GROUPS = {  # what a group's variants are called, and the file that has their d
     "partition": {},
     "runtime": {},
     "task": {"images": "mnist", "text": "imdb"},
-    "schedule": {
-        "Constant": "constant",
-        "Cosine": "cosine",
-        "ExponentialDecay": "exponential",
-        "MultiStep": "multi_step",
-    },
 }
 _COMMENTED = ("config.yaml", "local/default.yaml", "runtime/*.yaml", "partition/*.yaml")
 _LINE = re.compile(r"(?P<indent> *)(?P<key>\w+):(?P<value>[^#]*?)(?P<gap>\s+)#\s.*")
@@ -42,10 +38,10 @@ process starts or a folder is made. The keys of one method (`strategy.<method>.*
 [methods](methods.md). They are typed by the classes that take them.
 
 An editor completes and checks recipes by [recipe.schema.json](recipe.schema.json): with the YAML
-language server, begin a file of conf/experiment with
+language server, begin a file of `reproductions/<paper>/conf/experiment/<paper>` with
 
 ```yaml
-# yaml-language-server: $schema=../../../docs/recipe.schema.json
+# yaml-language-server: $schema=../../../../../docs/recipe.schema.json
 ```
 """
 
@@ -58,8 +54,6 @@ def keys_page() -> str:
     sections = [_FRAME, _section("Run", "", top, plain)]
     for group, names in _GROUPS.items():
         for tag, model in variants_of(fields_of(Recipe)[group]).items():
-            if tag == "own":
-                continue
             name = names.get(tag, tag)
             keys = list(keys_below(model, (group,)))
             values = {group: _group_file(group, name)}
@@ -67,6 +61,7 @@ def keys_page() -> str:
             about = model.__doc__ if tag != "local" else _first_comment(group, name)
             defaults = values if group != "task" else {}
             sections.append(_section(f"`{title}`", first_sentence(about), keys, defaults))
+    sections += [_option_section(*one) for one in _options()]
     strategy = [key for key in keys_below(Recipe) if key.path[0] == "strategy"]
     sections.append(_section("`strategy`", "Of every method.", strategy, plain))
     loggers: dict[str, Any] = {}
@@ -85,13 +80,32 @@ def _section(title: str, about: str, keys: Sequence[Key], values: Mapping[str, A
         for key in keys
         if not key.name.endswith("_target_")
     ]
+    return _titled(title, about, rows)
+
+
+def _titled(title: str, about: str, rows: Sequence[Sequence[str]]) -> str:
     head = f"## {title}\n\n" + (f"{escape(about)}\n\n" if about else "")
     return f"{head}{table(['key', 'default', 'allowed', 'meaning'], rows)}\n" if rows else head
 
 
+def _options() -> Iterator[tuple[str, str, Entry]]:
+    """Yield the options that classes define, each with its group and name."""
+    for group, known in options().items():
+        for name, entry in known.items():
+            yield group, name, entry
+
+
+def _option_section(group: str, name: str, entry: Entry) -> str:
+    rows = [
+        [f"`{key}`", f"`{shown(one['default'])}`", escape(one["allowed"]), escape(one["meaning"])]
+        for key, one in entry["keys"].items()
+    ]
+    return _titled(f"`{group}={name}`", first_sentence(entry["summary"]), rows)
+
+
 def _allowed_and_meaning(key: Key) -> tuple[str, str]:
     assert key.field is not None
-    return short_words(key.field), key.field.description or ""
+    return short_words(key.allowed), key.field.description or ""
 
 
 def _default(key: Key, values: Mapping[str, Any]) -> str:
@@ -122,7 +136,48 @@ def json_schema() -> str:
     schema = _partial(Recipe.model_json_schema(by_alias=True))
     schema["title"] = "fedhet recipe"
     schema["properties"] |= {"defaults": {"type": "array"}, "hydra": {"type": "object"}}
+    for group, known in options().items():
+        *parents, name = group.split("/")
+        properties = _properties(schema, parents)
+        if name in properties:  # not of the local optimizers, which stand by name
+            section = group.replace("/", ".")
+            properties[name]["anyOf"] += [_of_option(one, section) for one in known.values()]
     return json.dumps(schema, indent=1) + "\n"
+
+
+def _properties(schema: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """Return the properties of a node of the recipe."""
+    node = schema
+    for name in path:
+        node = schema["$defs"][_reference(node["properties"][name]).rpartition("/")[2]]
+    found: dict[str, Any] = node["properties"]
+    return found
+
+
+def _reference(node: dict[str, Any]) -> str:
+    found = node if "$ref" in node else next(one for one in node["anyOf"] if "$ref" in one)
+    return str(found["$ref"])
+
+
+def _of_option(entry: Entry, section: str) -> dict[str, Any]:
+    """Return the JSON schema of an option's node."""
+    schema: dict[str, Any] = _object()
+    for name, value in leaves(entry["node"]):
+        *parents, last = name.split(".")
+        node = schema
+        for parent in parents:
+            node = node["properties"].setdefault(parent, _object())
+        key = entry["keys"].get(f"{section}.{name}")
+        node["properties"][last] = (
+            _or_reference({**key["schema"], "description": key["meaning"]})
+            if key
+            else {"const": value}
+        )
+    return schema
+
+
+def _object() -> dict[str, Any]:
+    return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _partial(node: Any) -> Any:

@@ -21,9 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedhet.conf import FOLDER, compose, plain_part
+from fedhet.conf.catalogue import method_of
 from fedhet.server_app import app as server
 from fedhet.server_app.checkpoint import checkpoints
-from fedhet.strategies.round.records import to_tensors
+from fedhet.strategies.wire.records import to_tensors
 from fedhet.tasks import build_task
 from tests.recipes import grid_of, overrides
 
@@ -82,10 +83,15 @@ def measure(*words: str) -> Cost:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     recipe = compose(overrides(*words))
     short = {k: v for k, v in _AT_SERVER.items() if OmegaConf.select(recipe, k) is not None}
-    needed = {**short, **recipe.strategy.requires}.items()
+    required = [method_of(str(path))["requires"] for path in recipe.strategy.methods.values()]
+    needed = {key: value for one in (short, *required) for key, value in one.items()}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
-        every = [*_WORDS, *(f"{key}={value}" for key, value in needed), *words]
+        every = [
+            *_WORDS,
+            *(f"{key}={value}" for key, value in needed.items() if value is not None),
+            *words,
+        ]
         every.append(f"results_dir={folder}")
         up: list[Mapping[str, int]] = []
 

@@ -11,7 +11,7 @@ from docs.generator.markdown import escape, table, to_markdown
 from docs.generator.measure import TASK, Cost, Sizes
 from docs.generator.measured import measured
 from docs.generator.recipes import ROOT, Method, Part
-from fedhet.strategies.round.records import PARAMS, UPDATE
+from fedhet.strategies.wire.records import PARAMS, UPDATE
 
 METHODS = ROOT / "docs" / "methods"  # where the pages are in the site
 _TEMPLATE = Path(__file__).parent / "notes" / "methods.md"
@@ -49,7 +49,7 @@ def index(methods: Sequence[Method]) -> str:
     frame = _TEMPLATE.relative_to(ROOT).as_posix()
     text = _TEMPLATE.read_text(encoding="utf-8").replace("<!-- task -->", TASK)
     text = text.replace("<!-- table -->", f"{what}\n\nWhat a round of each takes:\n\n{costs}")
-    return f"<!-- Made from {frame}, conf/strategy and the code. -->\n{text}"
+    return f"<!-- Made from {frame} and strategies/. -->\n{text}"
 
 
 def method_page(method: Method) -> str:
@@ -65,8 +65,6 @@ def _hooks(parts: Sequence[Part], role: str) -> str:
 
 def _replaced(method: Method) -> str:
     """Return what stands in a slot instead of FedAvg's part, or with other settings."""
-    if method.id == "fedavg":
-        return ""
     found = [part for part in method.parts if not part.role.endswith("half")]
     return "; ".join(f"{part.role} `{part.name}`" for part in found)
 
@@ -83,14 +81,13 @@ def _link(path: Path, text: str = "") -> str:
 
 
 def _head(method: Method) -> str:
-    sources = [path for path in (method.module, method.path) if path is not None]
-    made_of = ", ".join(path.relative_to(ROOT).as_posix() for path in sources)
+    made_of = method.module.relative_to(ROOT).as_posix()
     summary = method.summary if method.is_alone else f"{method.paper}: {method.summary}"
     return (
-        f"<!-- Made from {made_of}. Edit those. -->\n"
+        f"<!-- Made from {made_of}. Edit that. -->\n"
         f"# {method.name}\n\n"
         f"{escape(summary[:1].upper() + summary[1:])}\n\n"
-        f"`strategy={method.id}` · {', '.join(map(_link, sources))} · [all methods](../methods.md)"
+        f"`strategy={method.id}` · {_link(method.module)} · [all methods](../methods.md)"
     )
 
 
@@ -116,10 +113,15 @@ def _parts(method: Method) -> str:
 
 
 def _options(method: Method) -> str:
-    if not method.options:
-        return ""
-    rows = [[f"`{o.key}`", f"`{o.default}`", escape(o.meaning)] for o in method.options]
-    return f"## Keys\n\n{table(['key', 'default', 'meaning'], rows)}"
+    rows = [
+        [f"`{one.key}`", f"`{one.default}`", escape(one.allowed), escape(one.meaning)]
+        for one in method.options
+    ]
+    sections = [table(["key", "default", "allowed", "meaning"], rows)] if rows else []
+    if method.settings:
+        changed = ", ".join(f"`{key}={value}`" for key, value in method.settings.items())
+        sections.append(f"It changes these defaults, which you may set otherwise: {changed}.")
+    return "\n\n".join(["## Keys", *sections]) if sections else ""
 
 
 def _running(method: Method) -> str:
@@ -127,10 +129,8 @@ def _running(method: Method) -> str:
     plain = [option for option in method.options if "$" not in option.default][:1]
     lines += [f"fedhet strategy={method.id} {o.key}={o.default}" for o in plain]
     text = "## Running it\n\n```\n" + "\n".join(lines) + "\n```"
-    if method.strategy is None or method.module is None:
-        return text
-    name, file = method.strategy.__name__, _link(method.module)
-    return f"{text}\n\nWithout the recipe it is the Flower strategy `{name}` of {file}."
+    name, file = method.kind.__name__, _link(method.module)
+    return f"{text}\n\nIn a Flower app it is the strategy `fedhet.{name}` of {file}."
 
 
 def _cost(cost: Cost) -> str:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -25,7 +24,7 @@ from rich.text import Text
 from fedhet.commands import parser_of, reported_errors, table_console
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_folder
-from fedhet.conf.project import conf_folders
+from fedhet.conf.experiments import experiment_files, read_experiment
 from fedhet.report.blocks import Block, Chart, Heading, Table, Verdict, Warn
 from fedhet.report.class_counts import with_counts
 from fedhet.report.data_file import ReportData, thinned, to_text
@@ -73,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     baseline = "the method or row that others are compared with (FedAvg, or else the first row)"
     add("--baseline", default="", metavar="METHOD", help=baseline)
     add("--by", nargs="+", default=[], metavar="KEY", help=by)
-    experiment = "lay the runs out as this file of conf/experiment, such as fedpvr/table2_cifar10"
+    experiment = "lay the runs out as this experiment does, such as fedpvr/table2_cifar10"
     add("--experiment", metavar="NAME", type=_paper_node, help=experiment)
     add("--no-partitions", action="store_true", help="leave out who holds which classes")
     return parser
@@ -90,18 +89,12 @@ def _share(text: str) -> float:
 
 
 def _paper_node(name: str) -> dict[str, object]:
-    files = {
-        path.relative_to(folder / "experiment").with_suffix("").as_posix(): path
-        for folder in conf_folders()
-        for path in (folder / "experiment").rglob("*.yaml")
-    }
-    path = files.get(name)
-    if path is None:
-        known = sorted(files)
-        raise argparse.ArgumentTypeError(f"{name} is unknown; allowed: {', '.join(known)}")
-    node = yaml.safe_load(path.read_text(encoding="utf-8")).get("paper")
+    files = experiment_files()
+    if name not in files:
+        raise argparse.ArgumentTypeError(f"{name} is unknown; allowed: {', '.join(files)}")
+    node = read_experiment(files[name]).get("paper")
     if not isinstance(node, dict):
-        raise argparse.ArgumentTypeError(f"{path} has no paper node")
+        raise argparse.ArgumentTypeError(f"{files[name]} has no paper node")
     return node
 
 

@@ -171,8 +171,8 @@ def parse(text: str, name: str) -> ReportData:
     version = content.get("fedhet_report") if isinstance(content, dict) else None
     if version != FORMAT:
         raise ConfigError(
-            f"{name} is not a data file of fedhet-report: it has fedhet_report={version}, "
-            f"allowed: {FORMAT}; {_ALLOWED}"
+            f"{name} is not a data file of fedhet-report: it has fedhet_report={version}, allowed: "
+            f"{FORMAT}; {_ALLOWED}"
         )
     try:
         return _data_of(content)

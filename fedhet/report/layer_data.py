@@ -1,4 +1,4 @@
-"""Reads a run's figures by layer (server_app/layer_diagnostics.py)."""
+"""Reads a run's figures by layer (server_app/listeners/diagnostics.py)."""
 
 from __future__ import annotations
 

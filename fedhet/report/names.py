@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from fedhet.common.metrics import evaluation_of
-from fedhet.conf.project import conf_folders
+from fedhet.conf.mistakes import method_lines
 
-_FIRST = re.compile(
-    r"^# ([^(:\n]+?) \([^)]*\): ", re.MULTILINE
-)  # "# FedAvg (McMahan et al. 2017): "
+_TITLE = re.compile(r"([^(:]+?) \([^)]*\): ")  # "FedAvg (McMahan et al. 2017): mean of ..."
 _COLUMNS = {
     "lr": "learning rate",
     **{"f1": "F1", "f1_weighted": "weighted F1", "auroc": "AUROC", "mcc": "MCC", "iou": "IoU"},
@@ -30,13 +28,9 @@ _COLUMNS = {
 
 @lru_cache
 def _methods() -> dict[str, str]:
-    """Return the name of each recipe of a method, from its first comment."""
-    found = {}
-    for folder in conf_folders():
-        for path in (*folder.glob("base/*.yaml"), *folder.glob("strategy/*.yaml")):
-            named = _FIRST.search(path.read_text(encoding="utf-8"))
-            found.update({path.stem: named[1]} if named else {})
-    return found
+    """Return the name of each method as its summary has it."""
+    titles = {name: _TITLE.match(summary) for name, summary in method_lines().items()}
+    return {name: title[1] for name, title in titles.items() if title}
 
 
 def method_title(method: str) -> str:

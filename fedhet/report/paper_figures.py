@@ -1,14 +1,12 @@
 """Finds the figures of a single paper: a package of ``reproductions/`` makes them.
 
-An experiment file (conf/experiment) names the package under ``paper.name``. The package has the two
-functions of :class:`PaperFigures`. It is in a clone of the repository, not in the installed
-package: without it, the page says that the paper's own figures are missing.
+An experiment file names the package under ``paper.name``. The package has the two
+functions of :class:`PaperFigures`.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,12 +43,10 @@ class PaperFigures(Protocol):
 
 def package(name: str) -> PaperFigures | None:
     """Return the package of this name; None if it is not installed."""
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))
     try:
-        return cast(PaperFigures, importlib.import_module(f"reproductions.{name}"))
+        return cast(PaperFigures, importlib.import_module(f"fedhet.reproductions.{name}"))
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("reproductions"):
+        if not (error.name or "").startswith("fedhet.reproductions"):
             raise
         return None
 

@@ -1,4 +1,4 @@
-"""Plots how far the clients' updates agree (strategies/statistics/update_diagnostics.py)."""
+"""Plots how far the clients' updates agree (strategies/round/update_diagnostics.py)."""
 
 from __future__ import annotations
 

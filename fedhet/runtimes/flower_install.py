@@ -11,13 +11,13 @@ from pathlib import Path
 import fedhet
 from fedhet.common.results import FAILED
 from fedhet.conf import FOLDER, PACKAGES
-from fedhet.conf.project import code_files, project
+from fedhet.conf.project import PAPERS, code_files, project
 
 FLOWER = "1.39"
 PROGRAMS = Path(sys.executable).parent
 
 # The app is built from the installed packages, not from the clone: that works for every kind of
-# install, and Flower does not search a folder with a whole environment in it.
+# install, and Flower does not search a folder that holds a whole environment.
 _APP = """\
 [project]
 name = "fedhet"
@@ -45,7 +45,7 @@ conf = "{conf}"
 class LaunchError(RuntimeError):
     """A run could not be started, or did not complete; the message is for the user.
 
-    ``status`` is what became of the run: failed, diverged or stopped.
+    ``status`` says how the run ended: failed, diverged or stopped.
     """
 
     def __init__(self, message: str, status: str = FAILED) -> None:
@@ -61,7 +61,7 @@ def check_flower(runtime: str) -> None:
     installed = importlib.metadata.version("flwr")
     if installed.split(".")[:2] != FLOWER.split("."):
         raise LaunchError(
-            f"runtime={runtime} needs flwr {FLOWER}, and {installed} is installed: set "
+            f"runtime={runtime} needs flwr {FLOWER}, but {installed} is installed: set "
             f"runtime=local or runtime=ray, or install flwr=={FLOWER}.0"
         )
 
@@ -77,7 +77,7 @@ def flower_program(name: str) -> str:
 def stage_app(folder: Path, code: Sequence[Path] = ()) -> Path:
     """Return the app as a folder below ``folder``; an existing one is reused.
 
-    ``code`` is the user's, packages and modules, which stand beside fedhet in the app. So do the
+    ``code`` is the user's packages and modules. The app has them beside fedhet, and also the
     project's recipes, if there is a project.
     """
     app = folder / "fedhet"
@@ -88,9 +88,14 @@ def stage_app(folder: Path, code: Sequence[Path] = ()) -> Path:
     text = _APP.format(version=importlib.metadata.version("fedhet"))
     text += _PROJECT.format(conf=found.conf) if found else ""
     (app / "pyproject.toml").write_text(text, encoding="utf-8")
-    shutil.copy(fedhet.__file__, app / "fedhet")
+    for file in ("__init__.py", "public_names.py"):
+        shutil.copy(Path(fedhet.__file__).with_name(file), app / "fedhet")
     for package in PACKAGES:
         _copy(FOLDER.parent / package, app / "fedhet")
+    for catalogue in FOLDER.glob("*.json"):
+        shutil.copy(catalogue, app / "fedhet" / "conf")
+    for papers in PAPERS:
+        _copy(papers, app / "fedhet" / papers.parent.relative_to(FOLDER.parent))
     for path in code:
         _copy(path, app)
     return app

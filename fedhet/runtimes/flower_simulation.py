@@ -1,7 +1,8 @@
 """One run in Flower's simulation, with a SuperLink of its own.
 
-The SuperLink of a plain `flwr run` serves all runs of a user, on a fixed port, and stays. This one
-has a free port, a FLWR_HOME and an empty working directory in a temporary folder, and is removed.
+The SuperLink of a plain `flwr run` serves all runs of a user on a fixed port, and keeps running.
+This one has a free port, and its own FLWR_HOME and empty working directory in a temporary folder,
+and ends with the run.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _MAX_FOLDER = 17  # characters; Ray puts Unix sockets 75 below, and Linux allows
 
 
 class Simulation:
-    """A SuperLink and the one run on it; a context manager that leaves no process behind."""
+    """A SuperLink and the one run on it; the context manager leaves no process behind."""
 
     def __init__(self, log_path: Path) -> None:
         self.log_path = log_path
@@ -87,23 +88,23 @@ class Simulation:
         return self._client.poll() is None
 
     def failure(self) -> str:
-        """Return why the run ended, in Flower's words; raise if it was not accepted."""
+        """Return why the run ended, in Flower's words; raise if Flower did not accept it."""
         try:
             status = self._control.last_status()
         except LaunchError as error:
             raise LaunchError(f"{error}; its log: {self._superlink_log()}") from error
         if status is None:
-            raise LaunchError(f"Flower refused the run: {last_lines(self.log_path, 3)}")
+            raise LaunchError(f"Flower rejected the run: {last_lines(self.log_path, 3)}")
         if status.is_completed:
             return "Flower reports the run as completed, but it wrote no summary.json"
         return status.details or status.status
 
     def continues(self) -> bool:
-        """Return whether the run goes on after the launcher was stopped."""
+        """Return whether the run continues after the launcher was stopped."""
         return False
 
     def interrupted(self) -> str:
-        """Return what is left of the run after the user has stopped the launcher."""
+        """Say what remains of the run after the user has stopped the launcher."""
         return NOTHING_LEFT
 
     def _start_superlink(self) -> int:
@@ -147,7 +148,7 @@ def _free_port() -> int:
 
 
 def _is_healthy(pid: int, port: int) -> bool:
-    """Return whether this process, and no other, serves SuperLink's health at the port."""
+    """Return whether this process, and no other, serves the SuperLink's health at the port."""
     connection = http.client.HTTPConnection(_HOST, port, timeout=2)
     try:
         there = psutil.Process(pid).net_connections(kind="tcp")

@@ -1,9 +1,9 @@
 """Child processes that end with the launcher, however it ends.
 
-Flower and Ray start a dozen processes below the one that the launcher starts, and several of them
-leave their parent. So the launcher adopts orphans (Linux), marks everything that it starts with an
-inherited environment variable, and searches for both at the end. If the launcher is killed by
-SIGKILL, its :class:`Watchdog`, this module as a process, does the same.
+Flower and Ray start a dozen processes below the one that the launcher starts, and several of these
+lose their parent. So the launcher adopts orphans (Linux), marks everything that it starts with an
+inherited environment variable, and searches for both at the end. If SIGKILL ends the launcher, its
+:class:`Watchdog` does the same; it runs this module as a process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def exit_text(code: int | None) -> str:
-    """Return an exit code in words; Linux kills a process where memory is short."""
+    """Return an exit code in words; Linux kills a process when memory is short."""
     killed = " (killed: was there too little memory?)" if code == -signal.SIGKILL else ""
     return f"exit code {code}{killed}"
 
@@ -54,12 +54,12 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
 
 @contextlib.contextmanager
 def signals_afterwards(explain: Callable[[], None]) -> Iterator[None]:
-    """Hold back what would end this process until the block has ended; a second signal is at once.
+    """Delay the signals that would end this process until the block has ended.
 
-    Only the main thread can.
+    A second signal acts at once. Only the main thread can use it.
 
     Args:
-        explain: says, at the first signal, what is waited for.
+        explain: says at the first signal what the process waits for.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -110,18 +110,18 @@ def start_program(
 
 
 def ray_environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a Ray of our own, which keeps its files in ``folder``."""
+    """Return the environment of our own Ray, which keeps its files in ``folder``."""
     return {
         "RAY_TMPDIR": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
         # actors have an environment of their own, so Ray's spare workers would never be used
         "RAY_prestart_worker_first_driver": "false",
-        "SPT_NOENV": "1",  # else the processes' titles overwrite the environment with our mark
+        "SPT_NOENV": "1",  # else the processes' titles overwrite the environment and our mark
     }
 
 
 class Watchdog:
-    """A process that cleans up if its parent dies: ends its processes, removes its folder.
+    """A process that cleans up if its parent dies: it ends processes and removes a folder.
 
     Args:
         folder: the launch's temporary folder.
@@ -145,7 +145,7 @@ class Watchdog:
 
 
 class ProcessTree:
-    """All processes of a launch, known by descent and by an environment variable.
+    """All processes of a launch, found by descent and by an environment variable.
 
     All processes of the launch inherit the variable, and its value is unique to the launch.
     """
@@ -172,7 +172,7 @@ class ProcessTree:
     def end(self) -> None:
         """End all of them; return when none is left.
 
-        All are suspended before the first is killed: a server that saw a worker die would count a
+        It suspends all before it kills the first: a server that saw a worker die would count a
         failed client and write a round that no resumed run can undo.
         """
         known: set[psutil.Process] = set()

@@ -25,7 +25,7 @@ class Share:
 
 
 def share_of_machine(recipe: DictConfig) -> Share:
-    """Return a run's share: no more workers than its CPUs, its GPUs and a cohort allow."""
+    """Return a run's share: at most as many workers as CPUs, GPUs and a cohort allow."""
     share = gpu_share(recipe)
     client_cpus = int(recipe.runtime.client_cpus)
     workers = max(1, cpus_for(recipe) // client_cpus)
@@ -36,14 +36,14 @@ def share_of_machine(recipe: DictConfig) -> Share:
 
 
 def check_machine(recipe: DictConfig) -> None:
-    """Refuse what this machine cannot carry out with a ConfigError."""
+    """Raise a ConfigError if this machine cannot run the recipe."""
     here = recipe.runtime.name in ("flower", "local") or recipe.runtime.get("address", "") is None
     if not here:
         return
     if OmegaConf.select(recipe, "partition.name") == "site":
         raise ConfigError(
-            f"partition=site reads the folder that each node's config names, and the clients of "
-            f"runtime={recipe.runtime.name} are no nodes: choose runtime=deployment, or another "
+            f"partition=site reads the folder that each node's config names, but the clients of "
+            f"runtime={recipe.runtime.name} are not nodes: choose runtime=deployment, or another "
             "partition"
         )
     if recipe.clients == 0:
@@ -90,7 +90,7 @@ def gpu_share(recipe: DictConfig) -> float:
 
 
 def even_share(gpus: float, clients: int) -> float:
-    """Return the share of a GPU that lets so many clients train at once; 0 without a GPU."""
+    """Return the share of a GPU that lets ``clients`` train at once; 0 without a GPU."""
     if gpus == 0:
         return 0.0
     share = max(gpus / max(1, clients), 1 / MOST_CLIENTS_A_GPU)

@@ -14,14 +14,14 @@ from fedhet.conf import FOLDER_KEYS, HASHED_PATHS, quoted
 from fedhet.runtimes.resources import cpus_for, gpu_share
 
 _PATH_KEYS = (*FOLDER_KEYS, *HASHED_PATHS)
-# Arguments of a data function and the like: a name of something else, unless there is such a file.
+# Arguments of a data function and the like: a path only if there is such a file.
 _MAYBE_PATHS = ("task.data_options.path", "task.data_options.public", "system.path")
 
 
 def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -> list[str]:
     """Return overrides that give the apps this recipe in any working directory.
 
-    ``recipe`` is what the user's overrides, ``typed``, compose to; ``results_dir`` is absolute.
+    The user's overrides, ``typed``, compose to ``recipe``; ``results_dir`` is absolute.
     """
     typed_keys = [word.split("=", 1)[0].lstrip("+~").split("@", 1)[0] for word in typed]
     overrides = [w for w, key in zip(typed, typed_keys, strict=True) if key != "results_dir"]

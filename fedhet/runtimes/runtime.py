@@ -1,4 +1,4 @@
-"""The runtimes by name: what carries out a run."""
+"""The runtimes by name; a runtime carries out a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedhet.runtimes.local.run import LocalRun
 
 
 class Runtime(Protocol):
-    """Carries out one run; a context manager that leaves no process of its own behind."""
+    """Carries out one run; the context manager leaves no process of its own behind."""
 
     def __enter__(self) -> Self:
         """Prepare the run."""
@@ -31,10 +31,10 @@ class Runtime(Protocol):
         """Return why the run ended without writing its summary."""
 
     def continues(self) -> bool:
-        """Return whether the run goes on after the launcher was stopped."""
+        """Return whether the run continues after the launcher was stopped."""
 
     def interrupted(self) -> str:
-        """Return what is left of the run after the user has stopped the launcher."""
+        """Say what remains of the run after the user has stopped the launcher."""
 
 
 def runtime_for(recipe: DictConfig, log_path: Path, early: EarlyServer | None) -> Runtime:
@@ -45,7 +45,7 @@ def runtime_for(recipe: DictConfig, log_path: Path, early: EarlyServer | None) -
     name = recipe.runtime.name
     if name in ("local", "ray"):
         return LocalRun(log_path, early)
-    if name == "flower":  # imported where they are used: TLS alone takes a tenth of a second
+    if name == "flower":  # imported here, because TLS alone takes a tenth of a second
         from fedhet.runtimes.flower_simulation import Simulation
 
         return Simulation(log_path)

@@ -1,4 +1,4 @@
-"""A folder for as long as a run runs, which a later run removes if nobody was left to do it."""
+"""A folder that lasts as long as a run; a later run removes what a killed run has left."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedhet.common.files import LOCK
 
 MEMORY = Path("/dev/shm")
 _PREFIX = "fedhet-"
-_LEAST_BYTES = 256 << 20  # a container's /dev/shm has 64 MiB if nobody asks for more
+_LEAST_BYTES = 256 << 20  # a container's /dev/shm has 64 MiB by default
 _NEW_SECONDS = 60.0  # a folder may have no lock yet
 
 
 @contextlib.contextmanager
 def temporary_folder(root: Path | None = None) -> Iterator[Path]:
-    """Make a folder in ``root`` and remove it in the end; by default in memory that has room.
+    """Make a folder in ``root`` and remove it at the end; by default in memory that has room.
 
-    When all processes of a run are killed at once, as by a job scheduler, their folder stays and
-    takes memory or disk. Its lock is free then, and the next run removes it.
+    If all processes of a run are killed at once, as by a job scheduler, their folder stays and
+    takes memory or disk. Its lock is then free, and the next run removes it.
     """
     if root is None:
         root = MEMORY if _has_room(MEMORY) else Path(tempfile.gettempdir())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import socket
 import threading
 import time
 import traceback
@@ -30,12 +29,14 @@ from fedhet.conf import identity, plain_part, words_of
 from fedhet.conf.schema import FIGURES
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import end_with_parent
+from fedhet.sweep import job_folder as job_folder  # gives Hydra ${job_folder:}
 from fedhet.sweep import resource_slots, session
-from fedhet.sweep.resume import Plan, make_ready, plan_for, read_summary_or_empty
-from fedhet.sweep.shutdown import end_with_launcher, launcher_is_gone
+from fedhet.sweep.resume import FolderTaken, Plan, make_ready, plan_for, read_summary_or_empty
+from fedhet.sweep.shutdown import end_with_launcher, launcher_is_gone, mark
 from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
 
 Run = Callable[[DictConfig], object]
+_POLL_SECONDS = 0.25
 
 
 def run_job(recipe: DictConfig, run: Run) -> float | None:
@@ -47,10 +48,6 @@ def run_job(recipe: DictConfig, run: Run) -> float | None:
     folder = Path(job.runtime.output_dir).absolute()
     report = _Attempt(sweep_folder, folder, recipe).carry_out(run)
     return report.figures.get(sweep_folder.read().objective)
-
-
-class FolderTaken(ConfigError):
-    """Another job, or something else, has the job's folder."""
 
 
 class _Attempt:
@@ -66,8 +63,7 @@ class _Attempt:
             status="waiting",
             rounds=int(recipe.rounds),
             began=time.time(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            process=mark(),
         )
 
     def carry_out(self, run: Run) -> JobReport:
@@ -107,24 +103,31 @@ class _Attempt:
             status=DIVERGED if diverged else COMPLETED,
             error=str(summary.get("error", "")) if diverged else "",
             figures={} if diverged else figures,
-            skipped=plan is Plan.SKIP,
+            began=None if plan is Plan.SKIP else self._report.began,
             ended=time.time(),
         )
 
     def _plan(self, sweep: Sweep) -> Plan:
-        before = {one.number: one.folder for one in self._sweep_folder.reports()}
-        again = before.pop(self._report.number, None) is not None  # a cluster has restarted it
+        number = self._report.number
+        before = {one.number for one in self._sweep_folder.reports()}
         self._report_status()
-        if self._folder.name in before.values():
-            raise FolderTaken(
-                f"{self._folder} is the folder of another job: put what tells the jobs apart into "
-                "hydra.sweep.subdir"
-            )
-        if again or sweep.resumed:
+        if (holder := self._sweep_folder.claim(self._folder.name, number)) != number:
+            return self._plan_beside(holder)
+        if number in before or sweep.resumed:  # or a cluster has restarted it
             return plan_for(self._folder, self._recipe)
         if any(self._folder.iterdir()):
             raise FolderTaken(f"{self._folder} is not empty, and this sweep did not write it")
         return Plan.RESTART
+
+    def _plan_beside(self, holder: int) -> Plan:
+        """Wait for the job that has the folder: a job of the same recipe has its results, too."""
+        while not self._sweep_folder.is_stopping():
+            if any(one.is_over for one in self._sweep_folder.reports() if one.number == holder):
+                break
+            time.sleep(_POLL_SECONDS)
+        if plan_for(self._folder, self._recipe) is not Plan.SKIP:
+            raise FolderTaken(f"{self._folder} is the folder of job #{holder}, which has failed")
+        return Plan.SKIP
 
     @contextmanager
     def _own_slot(self, sweep: Sweep) -> Iterator[None]:

@@ -9,7 +9,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.metrics import larger_is_better, metric_of
+from fedhet.common.metrics import BEST, larger_is_better, metric_of
 from fedhet.common.results import COMPLETED
 from fedhet.conf.schema import FIGURES
 from fedhet.sweep.sweep_folder import JobReport
@@ -57,7 +57,7 @@ def check_search(objective: str, sweeper: Mapping[str, Any]) -> None:
     """Refuse settings with which a search cannot work."""
     if not is_search(sweeper):
         return
-    is_own = objective not in FIGURES and metric_of(objective.removeprefix("best_")) is None
+    is_own = objective not in FIGURES and metric_of(objective.removeprefix(BEST)) is None
     if direction_of(sweeper) == "maximize" and not (is_own or larger_is_better(objective)):
         raise ConfigError(
             f"objective={objective} is better when it is smaller, and the search would maximize "

@@ -34,7 +34,6 @@ class SweepPlan:
     total: int | None  # how many jobs there are; None if only the sweeper knows
     batch_size: int | None  # how many of them the sweeper hands to the launcher at once, at most
     varied: Sequence[str]  # the keys that have more than one value
-    jobs: Sequence[Sequence[str]] = ()  # the words of each; empty if only the sweeper knows them
 
 
 def plan_sweep(
@@ -69,7 +68,7 @@ def plan_sweep(
     if loader is not None and total <= _MOST_CHECKED:
         _check_jobs(loader, recipe, jobs)
     batch_size = min(total, int(sweeper.get("max_batch_size") or total))
-    return SweepPlan(total, batch_size, varied, [list(words) for words in jobs])
+    return SweepPlan(total, batch_size, varied)
 
 
 def _check_jobs(loader: ConfigLoader, recipe: DictConfig, jobs: Sequence[Sequence[str]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedhet.common.results import METRICS, read_rows
 from fedhet.progress import score
+from fedhet.sweep.resume import key_of
 from fedhet.sweep.sweep_folder import JobReport, SweepFolder
 
 _NAMED_BY_VALUE = ("strategy", "task", "partition", "experiment")
@@ -30,7 +31,7 @@ class Job:
     @property
     def label(self) -> str:
         """The words that tell it apart, shortened: `fedavg seed=0 alpha=0.1`."""
-        return " ".join(_shortened(word) for word in self.words) or self.report.folder
+        return " ".join(shortened(word) for word in self.words) or self.report.folder
 
     @property
     def title(self) -> str:
@@ -84,7 +85,7 @@ class SweepFollower:
         return Snapshot(jobs, self._total, time.monotonic() - self._began)
 
     def _job(self, report: JobReport) -> Job:
-        words = [word for word in report.overrides if word.partition("=")[0] in self._varied]
+        words = [word for word in report.overrides if key_of(word) in self._varied]
         if report.status == "completed":
             figures = report.figures
             rounds, failures = int(figures.get("rounds", -1)), int(figures.get("failures", 0))
@@ -111,7 +112,8 @@ def _latest(path: Path, modified: int, size: int) -> Mapping[str, Any]:
     }
 
 
-def _shortened(word: str) -> str:
+def shortened(word: str) -> str:
+    """Return an override with the last part of its key: ``alpha=0.1``; of an option its name."""
     key, _, value = re.sub(r"\\(.)", r"\1", word).partition("=")  # without Hydra's escapes
     name = key.lstrip("+").rpartition(".")[2]
     name = key.lstrip("+") if name == "seed" else name  # partition.seed is another one

@@ -10,7 +10,6 @@ import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import COMPLETED, DIVERGED, METRICS, read_rows, read_summary
 from fedhet.conf import HASHED_PATHS, fingerprint, plain_part, quoted, resume_fingerprint
 from fedhet.runtimes.deployment.run_record import read_record
+from fedhet.server_app.listeners.stopping import EarlyStopping, why_ended
 from fedhet.sweep.sweep_folder import SweepFolder
 
 _FLAG = "--resume"
@@ -106,17 +106,24 @@ def _is_override(word: str) -> bool:
     return word.startswith("~") or ("=" in word and not word.startswith("-"))
 
 
+class FolderTaken(ConfigError):
+    """Another job, or something else, has the job's folder."""
+
+
 class Plan(Enum):
     """What to do with a job's folder."""
 
     SKIP = "skip"
     CONTINUE = "continue"
     RESTART = "restart"
-    REPLACE = "replace"  # it has the run of another recipe
 
 
 def plan_for(folder: Path, recipe: DictConfig) -> Plan:
-    """Return what to do with a job's results directory, which need not exist."""
+    """Return what to do with a job's results directory, which need not exist.
+
+    Raises:
+        FolderTaken: if it has a run that the recipe cannot continue.
+    """
     recipe = _with_absolute_paths(recipe)
     summary = read_summary_or_empty(folder)
     completed = summary.get("status") == COMPLETED
@@ -127,23 +134,25 @@ def plan_for(folder: Path, recipe: DictConfig) -> Plan:
             return Plan.SKIP
     if completed and "stop_reason" in summary and _has_ended(folder, recipe):
         return Plan.SKIP
-    record = read_record(folder)
+    same, record, last = resume_fingerprint(recipe), read_record(folder), _last_checkpoint(folder)
     if record is not None:  # a deployment: its checkpoints may be elsewhere, and it may still run
-        return Plan.CONTINUE if record.recipe == resume_fingerprint(recipe) else Plan.REPLACE
-    last = _last_checkpoint(folder)
-    if last is not None:
-        if last.get("recipe") != resume_fingerprint(recipe):
-            return Plan.REPLACE
+        if record.recipe == same:
+            return Plan.CONTINUE
+    elif last is None and not completed:
+        return Plan.RESTART
+    elif last is not None and last.get("recipe") == same:
         left = int(recipe.rounds) - last["round"]
         if left > 0 or (left == 0 and not completed):  # it may lack no more than its end
             return Plan.CONTINUE
-    return Plan.REPLACE if completed else Plan.RESTART
+    raise FolderTaken(
+        f"{folder} has a run that this job cannot continue: its recipe is another one, it has more "
+        f"rounds than rounds={recipe.rounds}, or its checkpoints are damaged. Move it away, or put "
+        "what tells the jobs apart into hydra.sweep.subdir"
+    )
 
 
 def _has_ended(folder: Path, recipe: DictConfig) -> bool:
     """Return whether a completed run, if it is continued, has nothing to do by early stopping."""
-    from fedhet.server_app.best_round import EarlyStopping, why_ended  # imports torch
-
     last = _last_checkpoint(folder)
     if last is None or last.get("recipe") != resume_fingerprint(recipe):
         return False
@@ -158,19 +167,13 @@ def _has_ended(folder: Path, recipe: DictConfig) -> bool:
 
 
 def make_ready(folder: Path, plan: Plan) -> None:
-    """Move a replaced job's folder below ``replaced/``; empty that of a restart, except its log."""
-    if plan is Plan.REPLACE:
-        beside = folder.parent / "replaced"
-        beside.mkdir(exist_ok=True)
-        numbered = (beside / f"{folder.name}_{number}" for number in count(1))
-        folder.rename(next(path for path in numbered if not path.exists()))
-    elif plan is Plan.RESTART and folder.exists():
-        for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != "log.txt":
-                path.unlink()
+    """Empty a job's folder for a restart, except its log."""
     folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir() if plan is Plan.RESTART else ():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "log.txt":
+            path.unlink()
 
 
 def read_summary_or_empty(folder: Path) -> Mapping[str, Any]:

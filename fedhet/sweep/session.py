@@ -26,7 +26,6 @@ from fedhet.sweep.display import closing_summary, display_for
 from fedhet.sweep.optuna_search import direction_of, is_search
 from fedhet.sweep.plan import SweepPlan
 from fedhet.sweep.progress import Snapshot, SweepFollower
-from fedhet.sweep.renumber import renumber
 from fedhet.sweep.shutdown import MARK, cancel_slurm_jobs, end_jobs, mark
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder, timestamp
 
@@ -60,9 +59,10 @@ class Session:
         self._folder = SweepFolder(folder)
         self._sweeper, self._launcher = sweeper, launcher
         self._lock = _lock(self._folder, resuming=resuming)
-        entries = self._folder.entries() if resuming else {}
-        self._entries = renumber(self._folder, entries, plan.jobs, plan.varied)
+        self._earlier = self._folder.jobs() if resuming else {}  # by folder, until they report
+        self._jobs: dict[int, dict[str, Any]] = {}  # the entries of sweep.json, by number
         before = self._folder.read() if resuming else None
+        varied = [key.lstrip("+") for key in plan.varied]
         self._sweep = Sweep(
             overrides=tuple(overrides),
             began=before.began if before else timestamp(),
@@ -70,8 +70,9 @@ class Session:
             total=plan.total,
             batch_size=plan.batch_size,
             objective=objective,
+            varied=list(dict.fromkeys([*(before.varied if before else ()), *varied])),
         )
-        self._follower = SweepFollower(self._folder, plan.total, plan.varied)
+        self._follower = SweepFollower(self._folder, plan.total, varied)
         self._snapshot = Snapshot((), plan.total, 0.0)
         self._known: list[tuple[int, str]] = []
         self.all_ended = self._stopped = False  # whether the sweeper has finished, was stopped
@@ -80,7 +81,7 @@ class Session:
 
     def start(self) -> None:
         """Write sweep.json and begin to show the jobs."""
-        self._folder.write(self._sweep, self._entries)
+        self._write_index()
         adopt_orphans()
         os.environ[MARK] = mark()
         self._process_tree = ProcessTree(MARK, mark())
@@ -157,13 +158,19 @@ class Session:
 
     def _write_index(self) -> None:
         for job in self._snapshot.jobs:
-            before, now = self._entries.get(job.report.number), job.report.status
+            report = job.report
+            before = self._jobs.get(report.number) or self._earlier.get(report.folder)
             # A job of an earlier call waits before it knows whether it has to run again. The entry
             # of one that is skipped is right, unless that call was killed before it wrote it.
-            kept = now == "waiting" or (job.report.skipped and before and before["status"] == now)
-            if before is None or not kept:
-                self._entries[job.report.number] = job.report.entry()
-        self._folder.write(self._sweep, self._entries)
+            right = before is not None and before["status"] == report.status and report.skipped
+            if before is None or not (report.status == "waiting" or right):
+                before = report.entry()
+            self._jobs[report.number] = {**before, "number": report.number}
+        jobs = [self._jobs[number] for number in sorted(self._jobs)]
+        if not self.all_ended:
+            begun = {job["folder"] for job in jobs}
+            jobs += [job for folder, job in self._earlier.items() if folder not in begun]
+        self._folder.write(self._sweep, jobs)
 
     def _finish(self) -> None:
         """Write sweep.json for the last time; a job that has not ended counts as stopped."""

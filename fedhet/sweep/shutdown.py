@@ -24,7 +24,7 @@ _POLL_SECONDS = 1.0
 
 
 def mark() -> str:
-    """Return the value of ``MARK`` for a sweep whose launcher process is this one."""
+    """Return this process as "host:pid", the value of ``MARK`` for the sweep that it launches."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -54,8 +54,8 @@ def end_with_launcher(folder: SweepFolder, job_ended: threading.Event) -> None:
 
 def launcher_is_gone() -> bool:
     """Return whether this process belongs to a sweep whose launcher process here has ended."""
-    host, _, pid = os.environ.get(MARK, "").rpartition(":")
-    return host == socket.gethostname() and not _is_alive(int(pid))
+    pid = _pid_here(os.environ.get(MARK, ""))
+    return pid is not None and not _is_alive(pid)
 
 
 def cancel_slurm_jobs(folder: SweepFolder, launcher: Mapping[str, Any]) -> None:
@@ -71,9 +71,15 @@ def cancel_slurm_jobs(folder: SweepFolder, launcher: Mapping[str, Any]) -> None:
 
 def _running(folder: SweepFolder) -> set[int]:
     """Return the processes of jobs that have not ended."""
-    here = socket.gethostname()
-    pids = {job.pid for job in folder.reports() if not job.is_over and job.host == here}
-    return {pid for pid in pids - {os.getpid()} if _is_alive(pid)}
+    pids = {_pid_here(job.process) for job in folder.reports() if not job.is_over}
+    others = {pid for pid in pids if pid is not None and pid != os.getpid()}
+    return set(filter(_is_alive, others))
+
+
+def _pid_here(process: str) -> int | None:
+    """Return the pid of "host:pid"; None of one on another machine."""
+    host, _, pid = process.rpartition(":")
+    return int(pid) if host == socket.gethostname() else None
 
 
 def _is_alive(pid: int) -> bool:

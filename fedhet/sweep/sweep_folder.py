@@ -8,9 +8,11 @@ removed at the end.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,9 @@ class JobReport:
     overrides: Sequence[str]  # the words that its recipe is composed from
     status: str  # waiting (for its share of the machine), running, or how its run has ended
     rounds: int  # the last round of its recipe
-    began: float  # seconds since the epoch
+    began: float | None  # seconds since the epoch; None: it has completed before this call
     ended: float | None = None
-    host: str = ""  # where it runs
-    pid: int = 0
-    skipped: bool = False  # it had completed in an earlier call, and was not run again
+    process: str = ""  # where it runs: "host:pid"
     error: str = ""  # why it did not complete
     figures: Mapping[str, float] = field(default_factory=dict)  # the numbers of its summary.json
 
@@ -45,16 +45,21 @@ class JobReport:
         return self.status in (COMPLETED, DIVERGED, STOPPED, FAILED)
 
     @property
+    def skipped(self) -> bool:
+        """Whether it was not run again."""
+        return self.began is None
+
+    @property
     def seconds(self) -> float:
         """How long the job took; 0 while it runs."""
-        return 0.0 if self.ended is None else self.ended - self.began
+        return 0.0 if self.ended is None or self.began is None else self.ended - self.began
 
     def entry(self) -> dict[str, Any]:
         """Return the job's entry in sweep.json."""
         names = ("number", "folder", "overrides", "status", "began", "ended", "error", "figures")
         entry = {name: value for name, value in asdict(self).items() if name in names}
-        entry["began"] = timestamp(self.began)
-        entry["ended"] = None if self.ended is None else timestamp(self.ended)
+        for name in ("began", "ended"):
+            entry[name] = None if entry[name] is None else timestamp(entry[name])
         return entry
 
 
@@ -70,6 +75,7 @@ class Sweep:
     total: int | None = None  # how many jobs there are; None if only the sweeper knows
     batch_size: int | None = None  # how many of them are handed to the launcher at once, at most
     objective: str = "accuracy"  # the figure that a search optimises
+    varied: Sequence[str] = ()  # the keys that have more than one value, in this call or before
 
 
 class SweepFolder:
@@ -90,13 +96,19 @@ class SweepFolder:
         except TypeError as error:
             raise ConfigError(f"{self.index_path} is not the index of a sweep: {error}") from None
 
-    def entries(self) -> dict[int, dict[str, Any]]:
-        """Return the jobs of sweep.json, by number."""
-        return {int(entry["number"]): entry for entry in self._index().get("jobs", ())}
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        """Return the jobs of sweep.json, by the name of their folder."""
+        jobs = self._index().get("jobs", ())
+        try:
+            return {str(job["folder"]): dict(job) for job in jobs}
+        except (TypeError, KeyError, ValueError):
+            raise ConfigError(
+                f"{self.index_path} is not the index of a sweep: each of its jobs needs a folder"
+            ) from None
 
-    def write(self, sweep: Sweep, entries: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+    def write(self, sweep: Sweep, jobs: Iterable[Mapping[str, Any]] = ()) -> None:
         """Write sweep.json, whole or not at all."""
-        jobs = [dict(entry) for _, entry in sorted((entries or {}).items())]
+        jobs = list(jobs)
         save_text(self.index_path, json.dumps({**asdict(sweep), "jobs": jobs}, indent=1) + "\n")
 
     def report(self, job: JobReport) -> None:
@@ -108,6 +120,14 @@ class SweepFolder:
         """Return the latest report of each job, by number."""
         texts = [path.read_text(encoding="utf-8") for path in self._reports_path.glob("*.json")]
         return sorted((JobReport(**json.loads(text)) for text in texts), key=lambda job: job.number)
+
+    def claim(self, folder: str, number: int) -> int:
+        """Return the number of the job that has a folder: this one, if it asks first."""
+        path = self.inner / "claims" / folder
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            path.symlink_to(str(number))  # made whole or not at all, whoever else asks
+        return int(os.readlink(path))
 
     def ask_to_stop(self) -> None:
         """Let no further job begin."""

@@ -194,7 +194,7 @@ def read_candidates(
     sweep: Path, points: Sequence[Sequence[str]], score: str = SCORE
 ) -> list[Candidate]:
     """Return the grid's points with the figures of the search's jobs."""
-    jobs = SweepFolder(sweep).entries().values()
+    jobs = SweepFolder(sweep).jobs().values()
     found = []
     for point in points:
         figures: dict[str, Any] = {}

@@ -13,9 +13,9 @@ from typing import Any
 from fedhet.report.blocks import Block
 from fedhet.report.layout import Layout
 from fedhet.report.paper_figures import Partitions, Say
-from reproductions.feddw.class_relations import relations_section
-from reproductions.feddw.classifier_data import read_head_norms, read_relations
-from reproductions.feddw.weight_norms import norms_section
+from fedhet.reproductions.feddw.class_relations import relations_section
+from fedhet.reproductions.feddw.classifier_data import read_head_norms, read_relations
+from fedhet.reproductions.feddw.weight_norms import norms_section
 
 
 def collect(folder: Path, settings: Mapping[str, Any], say: Say) -> dict[str, Any] | None:

@@ -16,9 +16,9 @@ from fedhet.report.layout import Layout, first_runs
 from fedhet.report.names import plain
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.run_data import Run
-from reproductions.color_bar import LABELS, add_color_bar
-from reproductions.feddw.classifier_data import MILLION, Array, Relations, relations_of
-from reproductions.pictures import FONT, Draw, Spot, picture_grid, set_title, shortened
+from fedhet.reproductions.color_bar import LABELS, add_color_bar
+from fedhet.reproductions.feddw.classifier_data import MILLION, Array, Relations, relations_of
+from fedhet.reproductions.pictures import FONT, Draw, Spot, picture_grid, set_title, shortened
 
 MOST_SHOWN = 12  # runs
 MOST_NUMBERED = 10  # classes with numbers in the cells

@@ -1,6 +1,6 @@
 """Runs a clone of FedDW's released code, no line of it changed, on the CIFAR-10 of ``FEDHET_DATA``.
 
-    python -m reproductions.feddw.released_code CLONE --method FedDW --seed 0 --out released
+    python -m fedhet.reproductions.feddw.released_code CLONE --method FedDW --seed 0 --out released
 
 The clone is of github.com/liuvvvvv1/FedDW. Its ``main.py`` sets no seed, loads images in worker
 processes, downloads the data and opens a window in each round. Here the seed is set, images are

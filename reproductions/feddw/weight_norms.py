@@ -17,8 +17,13 @@ from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.names import plain
 from fedhet.report.paper_figures import Partitions
-from reproductions.feddw.classifier_data import Array, HeadNorms, head_norms_of, rank_correlation
-from reproductions.pictures import (
+from fedhet.reproductions.feddw.classifier_data import (
+    Array,
+    HeadNorms,
+    head_norms_of,
+    rank_correlation,
+)
+from fedhet.reproductions.pictures import (
     FONT,
     WIDTH,
     Draw,

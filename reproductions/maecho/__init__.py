@@ -13,11 +13,11 @@ from typing import Any
 from fedhet.report.blocks import Block
 from fedhet.report.layout import Layout
 from fedhet.report.paper_figures import Partitions, Say
-from reproductions.maecho.decoder_data import CLIENTS, read_generated
-from reproductions.maecho.fusion_path_plot import fusion
-from reproductions.maecho.generated_images import generated
-from reproductions.maecho.neuron_plot import neurons
-from reproductions.subprocess_call import CallError, call
+from fedhet.reproductions.maecho.decoder_data import CLIENTS, read_generated
+from fedhet.reproductions.maecho.fusion_path_plot import fusion
+from fedhet.reproductions.maecho.generated_images import generated
+from fedhet.reproductions.maecho.neuron_plot import neurons
+from fedhet.reproductions.subprocess_call import CallError, call
 
 TIMEOUT_SECONDS = 900
 
@@ -34,7 +34,7 @@ def collect(folder: Path, settings: Mapping[str, Any], say: Say) -> dict[str, An
         return None
     say(f"replaying the fusion of the clients' models of {folder.name}")
     try:
-        found = call("reproductions.maecho.replay_fusion", str(folder), TIMEOUT_SECONDS)
+        found = call("fedhet.reproductions.maecho.replay_fusion", str(folder), TIMEOUT_SECONDS)
     except CallError as error:
         found = {"fusion": {"error": f"the fusion could not be replayed: {error}"}}
     return {name: each for name, each in found.items() if each} or None
@@ -42,9 +42,7 @@ def collect(folder: Path, settings: Mapping[str, Any], say: Say) -> dict[str, An
 
 def can_replay(folder: Path, settings: Mapping[str, Any]) -> bool:
     """Return whether a run has an iterated fusion of classifiers, and its clients' models."""
-    iterated = str(settings.get("strategy.aggregator._target_")).startswith(
-        "fedhet.strategies.maecho."
-    )
+    iterated = "strategy.methods.maecho" in settings
     return iterated and settings.get("task.model") != "cvae" and (folder / CLIENTS).is_file()
 
 

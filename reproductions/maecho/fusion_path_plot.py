@@ -11,9 +11,17 @@ from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Table
 from fedhet.report.colors import AXIS, PALETTE
 from fedhet.report.layout import Layout, first_runs
-from reproductions.color_bar import add_color_bar
-from reproductions.maecho.fusion_path import FusionPath, fusion_path_of
-from reproductions.pictures import FONT, WIDTH, Draw, Spot, picture_grid, set_title, style_axes
+from fedhet.reproductions.color_bar import add_color_bar
+from fedhet.reproductions.maecho.fusion_path import FusionPath, fusion_path_of
+from fedhet.reproductions.pictures import (
+    FONT,
+    WIDTH,
+    Draw,
+    Spot,
+    picture_grid,
+    set_title,
+    style_axes,
+)
 
 MOST_SHOWN = 12  # runs
 COLORS = "YlGnBu"

@@ -17,8 +17,8 @@ from fedhet.report.layout import Layout, cells_with_runs, first_runs
 from fedhet.report.names import plain
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.run_data import Run
-from reproductions.maecho.decoder_data import Generated, Pixels
-from reproductions.pictures import FONT, WIDTH, Draw, Spot, picture_grid, set_title
+from fedhet.reproductions.maecho.decoder_data import Generated, Pixels
+from fedhet.reproductions.pictures import FONT, WIDTH, Draw, Spot, picture_grid, set_title
 
 MOST_SHOWN = 16  # decoders
 TOP, LEFT = 0.62, 0.1  # inches above and beside the images

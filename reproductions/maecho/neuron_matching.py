@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
+from fedhet.reproductions.maecho.flat_model import Batches
+from fedhet.reproductions.maecho.fusion_path import Neurons, Stage
 from fedhet.strategies.base import Reply, Tensors, local_model
-from fedhet.strategies.fusion.neuron_alignment import Alignment
+from fedhet.strategies.fusion.neuron_alignment import NeuronAlignment
 from fedhet.strategies.fusion.projected_layers import flattened, projected_layers, unflattened
 from fedhet.strategies.fusion.projections import PROJECTIONS
 from fedhet.strategies.maecho import HarmonizedOptima, Released
 from fedhet.tasks import Task
 from fedhet.tasks.evaluation import evaluate_model
-from reproductions.maecho.flat_model import Batches
-from reproductions.maecho.fusion_path import Neurons, Stage
 
 LATER = 30  # iterations of the last stage
 MOST_NEURONS = 100  # of a layer
@@ -112,7 +112,7 @@ def _aligned(params: Tensors, sent: Sequence[Reply]) -> Models | None:
     """Return the models in the order of the first one's neurons; None if that is not possible."""
     bare = [dataclasses.replace(reply, payloads={}) for reply in sent]
     try:
-        return [local_model(params, reply) for reply in Alignment()(params, bare)]
+        return [local_model(params, reply) for reply in NeuronAlignment()(params, bare)]
     except ConfigError:
         return None
 

@@ -11,8 +11,8 @@ from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Table
 from fedhet.report.colors import AXIS, INK, PALETTE
 from fedhet.report.layout import Layout, first_runs
-from reproductions.maecho.fusion_path import Neurons, Stage, neurons_of
-from reproductions.pictures import FONT, WIDTH, Draw, Spot, picture_grid, set_title
+from fedhet.reproductions.maecho.fusion_path import Neurons, Stage, neurons_of
+from fedhet.reproductions.pictures import FONT, WIDTH, Draw, Spot, picture_grid, set_title
 
 MOST_SHOWN = 6  # runs
 MOST_NUMBERED = 400  # neurons that are drawn as numbers; of more, each is a dot

@@ -1,8 +1,8 @@
 """Replays a run's fusion of its clients' models, stopped after more and more iterations.
 
-A process of its own: ``echo '"RUN"' | python -m reproductions.maecho.replay_fusion``. The plane is
-the paper's, through g_0, g_1 and g_2, where g_t holds all parameters after t iterations. Later
-iterates are projected onto it.
+A process of its own: ``echo '"RUN"' | python -m fedhet.reproductions.maecho.replay_fusion``. The
+plane is the paper's, through g_0, g_1 and g_2, where g_t holds all parameters after t iterations.
+Later iterates are projected onto it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from hydra.utils import instantiate
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
+from fedhet.conf.build import strategy_parts
 from fedhet.load_run import data_set_task_of, recipe_of
+from fedhet.reproductions.maecho.decoder_data import CLIENTS
+from fedhet.reproductions.maecho.flat_model import Batches, flat, unflat
+from fedhet.reproductions.maecho.fusion_path import FusionPath
+from fedhet.reproductions.maecho.neuron_matching import Fusion, neurons
 from fedhet.strategies.base import Reply
 from fedhet.strategies.maecho import HarmonizedOptima
 from fedhet.strategies.round.client_snapshots import load_replies
 from fedhet.tasks.evaluation import evaluate_model
-from reproductions.maecho.decoder_data import CLIENTS
-from reproductions.maecho.flat_model import Batches, flat, unflat
-from reproductions.maecho.fusion_path import FusionPath
-from reproductions.maecho.neuron_matching import Fusion, neurons
 
 GRID = 21  # points on a side
 EXAMPLES = 2000  # of the test set, for the surface
@@ -41,14 +41,15 @@ DIGITS = 5
 def read_fusion(folder: Path) -> Fusion | None:
     """Return the fusion of a run with its clients' models; None if it does not iterate."""
     recipe = recipe_of(folder)
-    aggregator = instantiate(recipe.strategy.aggregator, _convert_="all")
+    task = data_set_task_of(recipe)
+    parts = strategy_parts(recipe, task.classifier_tensors)
     params, sent = load_replies(folder / CLIENTS)
-    if not isinstance(aggregator, HarmonizedOptima) or len(sent) < 2:
+    if not isinstance(parts.aggregator, HarmonizedOptima) or len(sent) < 2:
         return None
     replies: Sequence[Reply] = sent
-    for _, transform in sorted(instantiate(recipe.strategy.transforms, _convert_="all").items()):
+    for _, transform in sorted(parts.transforms.items()):
         replies = transform(params, replies)
-    return Fusion(data_set_task_of(recipe), aggregator, params, sent, replies)
+    return Fusion(task, parts.aggregator, params, sent, replies)
 
 
 def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> FusionPath:

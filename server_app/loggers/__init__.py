@@ -8,10 +8,8 @@ here and one in conf/logger/. A resumed run hands the rows of metrics.jsonl to
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from logging import WARNING
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -19,24 +17,16 @@ from flwr.common.logger import log
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import OWN
+from fedhet.common.results import ResultsFolder
+from fedhet.server_app.listeners import End, Finished, Listener, Start
 
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class LoggedRun:
-    """The run that a logger writes, before round 1."""
-
-    folder: Path  # the results directory, absolute
-    about: Mapping[str, Any]  # what summary.json says of the run: strategy, task, seed, ...
-    config: Mapping[str, Any]  # the recipe, resolved
-    rows: Sequence[Row]  # the rounds done before the run was resumed
 
 
 class Logger(Protocol):
     """One output of a run."""
 
-    def start(self, run: LoggedRun) -> None:
+    def start(self, run: Start) -> None:
         """Open the output and make it end with the last of ``run.rows``."""
 
     def log(self, row: Row) -> None:
@@ -46,18 +36,23 @@ class Logger(Protocol):
         """Close the output; ``summary`` is the content of summary.json, also of a failed run."""
 
 
-class Loggers:
-    """The loggers of a run: one that cannot start ends it, one that fails later is dropped."""
+class Loggers(Listener):
+    """The loggers of a run: one that cannot start ends it, one that fails later is dropped.
 
-    def __init__(self, loggers: Mapping[str, Logger]) -> None:
-        self._all = dict(loggers)
+    Args:
+        loggers: by name.
+        results: of the run, which makes the summary.
+    """
+
+    def __init__(self, loggers: Mapping[str, Logger], results: ResultsFolder) -> None:
+        self._all, self._results = dict(loggers), results
         self._active: dict[str, Logger] = {}
 
-    def start(self, run: LoggedRun) -> None:
+    def on_start(self, start: Start) -> None:
         """Start every logger; raise a ConfigError that names one that cannot."""
         for name, logger in self._all.items():
             try:
-                logger.start(run)
+                logger.start(start)
             except Exception as error:
                 raise ConfigError(
                     f"logger.{name} cannot start ({type(error).__name__}: {error}); fix it, or "
@@ -65,17 +60,19 @@ class Loggers:
                 ) from error
             self._active[name] = logger
 
-    def log(self, row: Row) -> None:
-        """Hand a round's row to every logger that still works."""
+    def on_round(self, finished: Finished) -> None:
+        """Hand the round's row to every logger that still works."""
+        row = finished.rows[-1]
         self._call(f"in round {row['round']}", lambda logger: logger.log(row))
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def on_end(self, end: End) -> None:
         """Close every logger that still works."""
+        summary = self._results.summary(end.about, end.status, end.error)
         self._call("at the end", lambda logger: logger.finish(summary))
         self._active = {}
 
     def _call(self, when: str, call: Callable[[Logger], None]) -> None:
-        text = "logger.%s failed %s and gets no further rows; the run and metrics.jsonl go on (%s)"
+        text = "logger.%s failed %s and receives no further rows; metrics.jsonl has them all (%s)"
         for name, logger in list(self._active.items()):
             try:
                 call(logger)

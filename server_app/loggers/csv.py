@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedhet.common.files import save_text
-from fedhet.server_app.loggers import LoggedRun, Row, scalars
+from fedhet.server_app.listeners import Start
+from fedhet.server_app.loggers import Row, scalars
 
 
 class CSV:
     """metrics.csv in the results directory; a figure that a round lacks is an empty cell."""
 
-    def start(self, run: LoggedRun) -> None:
+    def start(self, run: Start) -> None:
         """Write the file afresh, with the rounds that are done."""
         self._path = run.folder / "metrics.csv"
         self._rows = [_cells(row) for row in run.rows]

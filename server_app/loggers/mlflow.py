@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedhet.common.files import save_text
+from fedhet.common.nested import leaves
 from fedhet.common.results import COMPLETED, STOPPED
-from fedhet.server_app.loggers import LoggedRun, Row, require_package, scalars
+from fedhet.server_app.listeners import Start
+from fedhet.server_app.loggers import Row, require_package, scalars
 
 _PARAMS_AT_ONCE = 100  # MLflow's limit for a request
 _LONGEST = 250  # characters of a name
@@ -33,7 +35,7 @@ class MLflow:
         require_package("sqlalchemy", "mlflow")
         self._uri, self._experiment = tracking_uri, experiment
 
-    def start(self, run: LoggedRun) -> None:
+    def start(self, run: Start) -> None:
         """Open a run, or continue the folder's earlier one, and add the rounds it lacks."""
         folder = run.folder / "mlflow"
         folder.mkdir(exist_ok=True)
@@ -63,7 +65,7 @@ class MLflow:
         ends = {COMPLETED: "FINISHED", STOPPED: "KILLED"}
         self._client.set_terminated(self._run_id, ends.get(summary["status"], "FAILED"))
 
-    def _create(self, run: LoggedRun) -> str:
+    def _create(self, run: Start) -> str:
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = (
             found.experiment_id if found else self._client.create_experiment(self._experiment)
@@ -74,7 +76,7 @@ class MLflow:
         # the paper's tables change nothing in the run
         settings = {name: value for name, value in run.config.items() if name != "paper"}
         params = [
-            self._entities.Param(_allowed(name), str(value)) for name, value in _leaves(settings)
+            self._entities.Param(_allowed(name), str(value)) for name, value in leaves(settings)
         ]
         for first in range(0, len(params), _PARAMS_AT_ONCE):
             part = params[first : first + _PARAMS_AT_ONCE]
@@ -93,11 +95,3 @@ class MLflow:
 def _allowed(name: str) -> str:
     """Return a name with _ for what MLflow has in none, such as the quote in a class's name."""
     return re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)[:_LONGEST]
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

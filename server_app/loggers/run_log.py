@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedhet.common.run_events import RECORD_FILE, ROW, START, SUMMARY, Event, encode, new_key
-from fedhet.server_app.loggers import LoggedRun, Row
+from fedhet.server_app.listeners import Start
+from fedhet.server_app.loggers import Row
 
 
 class RunLog:
@@ -21,7 +22,7 @@ class RunLog:
     def __init__(self) -> None:
         self._key = new_key()
 
-    def start(self, run: LoggedRun) -> None:
+    def start(self, run: Start) -> None:
         """Print the recipe, the finished rounds, and the token of the results directory."""
         token: str | None = None
         with contextlib.suppress(OSError, ValueError, KeyError):

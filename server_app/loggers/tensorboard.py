@@ -13,7 +13,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedhet.server_app.loggers import LoggedRun, Row, require_package, scalars
+from fedhet.server_app.listeners import Start
+from fedhet.server_app.loggers import Row, require_package, scalars
 
 
 class TensorBoard:
@@ -25,7 +26,7 @@ class TensorBoard:
         self._event = require_package("tensorboardX.proto.event_pb2", "tensorboard")
         self._summary = require_package("tensorboardX.proto.summary_pb2", "tensorboard")
 
-    def start(self, run: LoggedRun) -> None:
+    def start(self, run: Start) -> None:
         """Write the events afresh, with the rounds that are done."""
         folder = run.folder / "tensorboard"
         shutil.rmtree(folder, ignore_errors=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 from fedhet.common.files import save_text
 from fedhet.common.results import COMPLETED
-from fedhet.server_app.loggers import LoggedRun, Row, require_package, scalars
+from fedhet.server_app.listeners import Start
+from fedhet.server_app.loggers import Row, require_package, scalars
 
 
 class WandB:
@@ -28,7 +29,7 @@ class WandB:
         self._package = require_package("wandb", "wandb")
         self._project, self._entity, self._mode = project, entity, mode
 
-    def start(self, run: LoggedRun) -> None:
+    def start(self, run: Start) -> None:
         """Open a run, or continue the folder's earlier one, and add the rounds it lacks."""
         folder = run.folder / "wandb"
         folder.mkdir(exist_ok=True)

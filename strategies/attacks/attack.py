@@ -9,43 +9,45 @@ draws follows from the run's seed. Attacks are for simulations: a recipe that ha
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from fedhet.common.errors import ConfigError, require_range
+from fedhet.common.configured import Option, Refers
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Inside, Seed, Whole
 from fedhet.strategies.base import ClientData, ClientSide, Reply
 
 _STREAM = 0xA77  # keeps the choice of clients independent of every other use of the run's seed
 
 
-@dataclass(kw_only=True, eq=False)
-class Attack(ClientSide):
+class Attack(Option, ClientSide):
     """The base of all attacks.
 
     Attributes:
-        clients: which are hostile: ids, or a share of all in (0, 1), drawn by the seed.
-        num_clients: N.
-        seed: of the run.
-        allow: must be true.
         hostile: ids of the hostile clients.
         benign: what the other hostile clients would honestly send this round, by client id; set by
             the client's process where the attack ``colludes``.
         white: what a white pixel is by channel (C,), None if inputs are no images; set likewise.
     """
 
+    group = "attack"
     colludes: ClassVar[bool] = False  # whether it reads ``benign``
     needs_classes: ClassVar[bool] = False
 
-    clients: list[int] | float  # builtins alone: subclasses resolve the hints in their modules
-    num_clients: int
-    seed: int = 0
+    clients: list[Whole] | Inside = 0.2
+    """which are hostile: ids such as [0,3], or a share of all, drawn by the seed"""
     allow: bool = False
+    """true: I know that this run has hostile clients"""
+    num_clients: Annotated[Whole, Refers("${clients}")]
+    """N"""
+    seed: Annotated[Seed, Refers("${seed}")] = 0
+    """of the run"""
 
-    def __post_init__(self) -> None:
+    def __init__(self, **given: Any) -> None:
         """Choose the hostile clients."""
+        super().__init__(**given)
         if not self.allow:
             raise ConfigError(
                 "attack makes clients of this run hostile on purpose: set attack.allow=true, or "
@@ -78,8 +80,7 @@ def hostile_clients(clients: list[int] | float, num_clients: int, seed: int) -> 
     if num_clients < 1:
         raise ConfigError("attack needs the number of clients: set clients, which is 0")
     if not isinstance(clients, Sequence):
-        share = require_range("attack.clients", clients, high=1.0, open_low=True, open_high=True)
-        count = max(1, int(share * num_clients + 0.5))
+        count = max(1, int(clients * num_clients + 0.5))
         order = np.random.default_rng([_STREAM, seed]).permutation(num_clients)
         return frozenset(int(client) for client in order[:count])
     found = frozenset(int(str(client)) for client in clients)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.common.configured import Refers
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, Positive, ShareAboveZero, Whole
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import Batch, ClientData, Payloads, Reply
 
@@ -42,10 +44,10 @@ class _Changed:
             yield self._attack.changed(inputs, labels, self._data.num_classes)
 
 
-@dataclass(kw_only=True, eq=False)
 class LabelFlip(Attack):
     """Trains on labels C - 1 - c."""
 
+    option = "label_flip"
     needs_classes = True
 
     def data(self, data: ClientData) -> ClientData:
@@ -75,38 +77,33 @@ class Trigger:
         return stamped
 
 
-@dataclass(kw_only=True, eq=False)
 class Backdoor(Attack):
     """Teaches the model to take images with a trigger for one class, and replaces the model by it.
 
-    Attributes:
-        target: the class.
-        share: of every batch that has trigger and target, in (0, 1].
-        size: of the trigger, in pixels.
-        boost: factor of the update; None: clients of a round over the hostile ones to be expected
-            among them (at least one), by which their model replaces a plain mean. Where the server
-            weighs by examples that is 1 over their weight, which they do not know.
-        participation: of the run.
+    Where the server weighs by examples, the boost that replaces the mean is 1 over the hostile
+    clients' weight, which they do not know.
     """
 
+    option = "backdoor"
     needs_classes = True
 
-    target: int = 0
-    share: float = 0.5
-    size: int = 2
-    boost: float | None = None
-    participation: float = 1.0
+    target: Whole = 0
+    """the class that images with the trigger are taken for"""
+    share: ShareAboveZero = 0.5
+    """of every batch that has the trigger"""
+    size: Count = 2
+    """of the trigger, a white square, in pixels"""
+    boost: Positive | None = None
+    """factor of the update; null: clients of a round over the hostile ones expected in it (at least
+    one), which replaces a plain mean"""
+    participation: Annotated[ShareAboveZero, Refers("${participation}")] = 1.0
+    """of the run"""
 
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        super().__post_init__()
-        require_whole("attack.target", self.target)
-        require_range("attack.share", self.share, high=1.0, open_low=True)
-        require_whole("attack.size", self.size, low=1)
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         if self.boost is None:
             among = max(1.0, self.participation * len(self.hostile))
             self.boost = max(1.0, self.participation * self.num_clients) / among
-        require_range("attack.boost", self.boost, open_low=True)
 
     def check_method(self, payloads: Collection[str], *, num_classes: int) -> None:
         """Refuse inputs that are no images, and a target that is no class."""

@@ -9,36 +9,36 @@ projection_lie          MA-Echo's projections times a factor; beyond 1 the serve
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Text, Whole
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import Payloads, Reply
 
 
-@dataclass(kw_only=True, eq=False)
 class PayloadLie(Attack):
-    """Sends a payload's tensors scaled, and their last dimension rolled.
+    """Sends a payload's tensors scaled, and their last dimension rolled."""
 
-    Attributes:
-        payload: its name.
-        factor: of all its numbers.
-        roll: by how many places tensors of two or more dimensions are rolled along the last.
-    """
+    variants = MappingProxyType(
+        {
+            "control_variate_lie": {"payload": "control_variate_delta", "factor": -10.0},
+            "projection_lie": {"payload": "projections", "factor": 0.0},
+            "soft_label_lie": {"payload": "soft_label_sums", "roll": 1},
+        }
+    )
 
-    payload: str
+    payload: Text
+    """its name"""
     factor: float = 1.0
-    roll: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        super().__post_init__()
-        require_range("attack.factor", self.factor, low=float("-inf"))
-        require_whole("attack.roll", self.roll)
+    """of all its numbers"""
+    roll: Whole = 0
+    """places by which its matrices are rolled along their last dimension"""
 
     def check_method(self, payloads: Collection[str], *, num_classes: int) -> None:
         """Refuse a method that does not have the payload."""

@@ -19,51 +19,40 @@ each counts its own update with the state that it has.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedhet.common.errors import ConfigError, require_range
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import NotNegative, Positive
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import Payloads, Reply, Tensors
 
 
-@dataclass(kw_only=True, eq=False)
 class ScaledUpdate(Attack):
-    """Sends a multiple of the update.
+    """Sends a multiple of the update; with factor -1 its sign is turned."""
 
-    Attributes:
-        factor: a.
-    """
+    variants = MappingProxyType({"scaled_update": {}, "sign_flip": {"factor": -1.0}})
 
     factor: float = -10.0
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        super().__post_init__()
-        require_range("attack.factor", self.factor, low=float("-inf"))
+    """of the update; -10: the sign is turned, and it is ten times as long"""
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
         """Return the reply with it."""
         return replace(reply, update={n: self.factor * value for n, value in reply.update.items()})
 
 
-@dataclass(kw_only=True, eq=False)
 class Gaussian(Attack):
-    """Sends noise.
+    """Sends noise."""
 
-    Attributes:
-        stddev: s of every number, > 0.
-    """
+    option = "gaussian"
 
-    stddev: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        super().__post_init__()
-        require_range("attack.stddev", self.stddev, open_low=True)
+    stddev: Positive = 1.0
+    """of every number"""
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
         """Return the reply with it."""
@@ -75,22 +64,14 @@ class Gaussian(Attack):
         return replace(reply, update=noise)
 
 
-@dataclass(kw_only=True, eq=False)
 class InnerProduct(Attack):
-    """Sends the hostile clients' mean update with its sign turned.
+    """Sends the hostile clients' mean update with its sign turned."""
 
-    Attributes:
-        factor: e, > 0.
-    """
-
+    option = "inner_product"
     colludes = True
 
-    factor: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        super().__post_init__()
-        require_range("attack.factor", self.factor, open_low=True)
+    factor: Positive = 0.5
+    """e, of its length"""
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
         """Return the reply with it."""
@@ -98,22 +79,21 @@ class InnerProduct(Attack):
         return replace(reply, update={name: -self.factor * value for name, value in mean.items()})
 
 
-@dataclass(kw_only=True, eq=False)
 class ALIE(Attack):
-    """Sends an update that is shifted by as much as others' spread may hide.
+    """Sends an update that is shifted by as much as others' spread may hide (a little is enough).
 
-    Attributes:
-        z: how many standard deviations; None: the paper's z_max, of N clients of which m are
-            hostile, s = floor(N / 2 + 1) - m and Phi(z_max) = (N - m - s) / (N - m).
+    By default z is the paper's z_max, of N clients of which m are hostile:
+    s = floor(N / 2 + 1) - m and Phi(z_max) = (N - m - s) / (N - m).
     """
 
+    option = "alie"
     colludes = True
 
-    z: float | None = None
+    z: NotNegative | None = None
+    """standard deviations; null: what the number of clients hides"""
 
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        super().__post_init__()
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         if len(self.hostile) < 2:
             raise ConfigError(
                 "attack.clients names one client, and attack=alie takes the spread of the hostile "
@@ -121,7 +101,6 @@ class ALIE(Attack):
             )
         if self.z is None:
             self.z = z_max(self.num_clients, len(self.hostile))
-        require_range("attack.z", self.z)
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
         """Return the reply with it."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedhet.strategies.base import ReplySum, Tensors, Weighting
-from fedhet.strategies.statistics.update_diagnostics import norm
+from fedhet.common.configured import Option
+from fedhet.strategies.base import Reads, ReplySum, Tensors, Weighting
+from fedhet.strategies.round.update_diagnostics import norm
 
 
 def mean_of(values: Sequence[Tensors]) -> dict[str, Tensor]:
@@ -20,10 +22,12 @@ def mean_of(values: Sequence[Tensors]) -> dict[str, Tensor]:
     return mean
 
 
-class WeightedMean:
+class WeightedMean(Option):
     """Mean of updates weighted by example counts, sum_i n_i u_i / sum_i n_i (FedAvg, eq. 1)."""
 
-    weighting: Weighting = "examples"
+    group = "strategy/aggregator"
+    option = "weighted_mean"
+    weighting: ClassVar[Weighting] = "examples"
 
     def __call__(self, params: Tensors, total: ReplySum) -> dict[str, Tensor]:
         """Return the aggregate."""
@@ -33,10 +37,11 @@ class WeightedMean:
 class UniformMean(WeightedMean):
     """Plain mean of updates, (1/|S|) sum_i u_i."""
 
-    weighting: Weighting = "clients"
+    option = "uniform_mean"
+    weighting: ClassVar[Weighting] = "clients"
 
 
-class NormMean:
+class NormMean(Option):
     """Sum of updates, stretched to their mean norm (FedMRUR, Algorithm 1, line 15).
 
     With D_i the updates over all trainable shared tensors as one vector:
@@ -47,8 +52,10 @@ class NormMean:
     (Fig. 2's caption has the sum of the norms; Algorithm 1, the text and Lemma 7 have the mean.)
     """
 
-    weighting: Weighting = "clients"
-    individual = "it needs the norm of every update; take strategy/aggregator=uniform_mean"
+    group = "strategy/aggregator"
+    option = "norm_mean"
+    weighting: ClassVar[Weighting] = "clients"
+    reads = Reads.NORMS
 
     def __call__(self, params: Tensors, total: ReplySum) -> dict[str, Tensor]:
         """Return the aggregate."""

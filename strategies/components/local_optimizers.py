@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from fedhet.common.errors import require_range
+from fedhet.common.configured import Option, Refers
+from fedhet.common.kinds import NotNegative, Positive, Says, Selector, Share, ShareBelowOne
 from fedhet.strategies.base import Batch, Tensors
-from fedhet.strategies.components.tensor_selection import TensorSelector, as_selector
+from fedhet.strategies.components.tensor_selection import TensorSelector
+
+Betas = Annotated[
+    Sequence[ShareBelowOne],
+    Field(min_length=2, max_length=2),
+    Says("a list of two numbers in [0, 1)"),
+]
 
 
 def reach(num_steps: int, momentum: float) -> float:
@@ -24,8 +32,13 @@ def reach(num_steps: int, momentum: float) -> float:
     return (num_steps - rest) / (1.0 - momentum)
 
 
-class _OneGradient:
+class _OneGradient(Option):
     """An optimizer whose step is one gradient and one move along it."""
+
+    group = "local/optimizers"
+
+    weight_decay: Annotated[NotNegative, Refers("${local.weight_decay}")] = 0.0
+    """added to the gradient at the step, after clipping"""
 
     def move(self) -> None:
         """Move the params along their gradients."""
@@ -45,23 +58,15 @@ class _OneGradient:
 
 
 class SGD(_OneGradient):
-    """SGD with momentum and weight decay.
+    """SGD with momentum and weight decay."""
 
-    Args:
-        momentum: heavy-ball coefficient in [0, 1].
-        weight_decay: L2 coefficient, added to the gradient at the step (after clipping).
-        momentum_layers: the tensors that momentum acts on; the others take plain steps.
-    """
+    option = "sgd"
+    section = "local.optimizers.sgd"
 
-    def __init__(
-        self,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        momentum_layers: TensorSelector | str = "all",
-    ) -> None:
-        self.momentum = require_range("local.momentum", momentum, high=1.0)
-        self.weight_decay = require_range("local.weight_decay", weight_decay)
-        self.momentum_layers = as_selector(momentum_layers, "local.momentum_layers")
+    momentum: Annotated[Share, Refers("${local.momentum}")] = 0.0
+    """heavy-ball coefficient"""
+    momentum_layers: Annotated[Selector, Refers("${local.momentum_layers}")] = "all"
+    """the tensors that momentum acts on; the others take plain steps"""
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size."""
@@ -97,25 +102,33 @@ class SGD(_OneGradient):
 
     def stateful(self, names: Sequence[str]) -> list[str]:
         """Return those of the named tensors whose step is not plain SGD."""
-        return self.momentum_layers.select(names) if self.momentum else []
+        if not self.momentum:
+            return []
+        return TensorSelector(self.momentum_layers, "local.momentum_layers").select(names)
 
 
 class Adam(_OneGradient):
     """Adam with PyTorch's defaults; FedDW's local optimizer (lr 1e-3)."""
 
-    momentum = None
+    option = "adam"
+    section = "local.optimizers.adam"
+    momentum: ClassVar[None] = None
 
-    def __init__(
-        self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
-    ) -> None:
-        require_range("local.weight_decay", weight_decay)
-        self.make = partial(
-            torch.optim.Adam, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay
-        )
+    betas: Betas = (0.9, 0.999)
+    """decays of the first and the second moment"""
+    eps: Positive = 1e-8
+    """added to the root of the second moment"""
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size."""
-        self.optimizer = self.make(list(params.values()), lr=lr)
+        first, second = self.betas
+        self.optimizer = torch.optim.Adam(
+            list(params.values()),
+            lr=lr,
+            betas=(first, second),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
 
     def move(self) -> None:
         """Take a step of Adam."""

@@ -11,17 +11,22 @@ of the clients' models (strategies/ensemble.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from torch import Tensor
 
-from fedhet.strategies.base import Reply, Tensors
+from fedhet.common.configured import Option
+from fedhet.strategies.base import Reads, Reply, Tensors
 
 
-class Latest:
+class _Output(Option):
+    group = "strategy/output"
+
+
+class Latest(_Output):
     """x_{t+1}, the model after the server's step."""
 
-    reads_no_reply: Literal[True] = True
+    option = "latest"
+    reads = Reads.SUM
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
@@ -30,10 +35,11 @@ class Latest:
         return stepped
 
 
-class LastTwo:
+class LastTwo(_Output):
     """(x_t + x_{t+1}) / 2, the mean of the last two iterates (FedExP's released code)."""
 
-    reads_no_reply: Literal[True] = True
+    option = "last_two"
+    reads = Reads.SUM
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
@@ -42,10 +48,11 @@ class LastTwo:
         return {name: 0.5 * (params[name] + new) for name, new in stepped.items()}
 
 
-class Participants:
+class Participants(_Output):
     """x_t + Delta, the mean of the participants' models where Delta is a mean of updates."""
 
-    reads_no_reply: Literal[True] = True
+    option = "participants"
+    reads = Reads.SUM
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import os
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.common.errors import require_range, require_whole
+from fedhet.common.configured import Option, Refers
+from fedhet.common.kinds import Seed, ShareAboveZero
 
 _STREAM = 0x5A  # keeps cohorts independent of every other use of the run's seed
 
 
-class _Sampler:
-    def __init__(self, participation: float = 1.0, seed: int = 0) -> None:
-        self.participation = require_range("participation", participation, high=1.0, open_low=True)
-        self.seed = require_whole("strategy.sampler.seed", seed)
+class _Sampler(Option):
+    group = "strategy/sampler"
 
-    def _generator(self, round: int) -> np.random.Generator:
-        return np.random.default_rng([_STREAM, self.seed, round])
+    participation: Annotated[ShareAboveZero, Refers("${participation}")] = 1.0
+    """|S| / N, the share of clients in a round"""
 
 
 class FixedSizeSampler(_Sampler):
     """max(round(participation * N), 1) clients, uniformly without replacement."""
+
+    option = "fixed_size"
+
+    seed: Annotated[Seed, Refers("${seed}")] = 0
+    """of the cohorts"""
 
     def size(self, num_clients: int) -> int:
         """Return |S|."""
@@ -31,7 +36,7 @@ class FixedSizeSampler(_Sampler):
 
     def sample(self, round: int, num_clients: int) -> list[int]:
         """Return the sorted client ids of a round's cohort."""
-        generator, size = self._generator(round), self.size(num_clients)
+        generator, size = _generator(self.seed, round), self.size(num_clients)
         return sorted(generator.choice(num_clients, size=size, replace=False).tolist())
 
 
@@ -43,15 +48,24 @@ def most_clients(sampler: object, num_clients: int) -> int:
 class BernoulliSampler(_Sampler):
     """Each client independently with probability ``participation``; at least one.
 
-    Args:
-        participation: the probability.
-        seed: of the run, which every client knows, and with it all cohorts. None: they follow from
-            a secret that this process draws, and no run has them again.
+    Every client knows the run's seed, and with it all cohorts. Without one they follow from a
+    secret that this process draws.
     """
 
-    def __init__(self, participation: float = 1.0, seed: int | None = 0) -> None:
-        super().__init__(participation, 0 if seed is None else seed)
-        self._secret = os.urandom(32) if seed is None else None
+    option = "bernoulli"
+
+    seed: Annotated[Seed | None, Refers("${seed}")] = 0
+    """of the cohorts; null: drawn in secret at each start, so that nobody can foresee who takes
+    part; no run has these cohorts again"""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._secret = os.urandom(32) if self.seed is None else None
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether nobody can foresee who takes part."""
+        return self._secret is not None
 
     def sample(self, round: int, num_clients: int) -> list[int]:
         """Return the sorted client ids of a round's cohort."""
@@ -64,8 +78,12 @@ class BernoulliSampler(_Sampler):
     def _draws(self, round: int, num_clients: int) -> NDArray[np.float64]:
         """Return a number in [0, 1) for each client."""
         if self._secret is None:
-            return self._generator(round).random(num_clients)
+            return _generator(self.seed or 0, round).random(num_clients)
         # a keyed hash: from the rounds in which a client was asked, nobody finds the others
         stream = hashlib.shake_256(self._secret + round.to_bytes(8)).digest(8 * num_clients)
         words = np.frombuffer(stream, np.uint64) >> np.uint64(11)
         return words.astype(np.float64) * 2.0**-53
+
+
+def _generator(seed: int, round: int) -> np.random.Generator:
+    return np.random.default_rng([_STREAM, seed, round])

@@ -5,33 +5,46 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedhet.common.errors import ConfigError, require_range
+from fedhet.common.configured import Option
+from fedhet.common.kinds import Inside, Share, ShareAboveZero
 
 
-class Constant:
-    """Factor 1."""
+class _Schedule(Option):
+    group = "schedule"
+
+
+class Constant(_Schedule):
+    """The same learning rate in all rounds: factor 1."""
+
+    option = "constant"
 
     def __call__(self, round: int, num_rounds: int) -> float:
         """Return the factor."""
         return 1.0
 
 
-class ExponentialDecay:
-    """decay ** (t - 1); FedMRUR uses decay .998."""
+class ExponentialDecay(_Schedule):
+    """A factor a round: decay ** (t - 1); FedMRUR uses decay .998."""
 
-    def __init__(self, decay: float = 0.998) -> None:
-        self.decay = require_range("schedule.decay", decay, high=1.0, open_low=True)
+    option = "exponential"
+
+    decay: ShareAboveZero = 0.998
+    """factor a round"""
 
     def __call__(self, round: int, num_rounds: int) -> float:
         """Return the factor."""
         return self.decay ** (round - 1)
 
 
-class Cosine:
-    """floor + (1 - floor) * (1 + cos(pi (t - 1) / T)) / 2, T = num_rounds."""
+class Cosine(_Schedule):
+    """Half a cosine over the rounds: floor + (1 - floor) * (1 + cos(pi (t - 1) / T)) / 2, T =
+    num_rounds.
+    """
 
-    def __init__(self, floor: float = 0.0) -> None:
-        self.floor = require_range("schedule.floor", floor, high=1.0)
+    option = "cosine"
+
+    floor: Share = 0.0
+    """the last factor"""
 
     def __call__(self, round: int, num_rounds: int) -> float:
         """Return the factor."""
@@ -39,17 +52,15 @@ class Cosine:
         return self.floor + (1.0 - self.floor) * wave
 
 
-class MultiStep:
-    """decay ** (number of milestones passed); milestones are fractions of num_rounds."""
+class MultiStep(_Schedule):
+    """A factor at each milestone: decay ** (number of milestones passed)."""
 
-    def __init__(self, milestones: Sequence[float] = (0.5, 0.75), decay: float = 0.1) -> None:
-        if not all(0.0 < milestone < 1.0 for milestone in milestones):
-            raise ConfigError(
-                f"schedule.milestones={list(milestones)} is not allowed: "
-                "each is a fraction of rounds and must lie in (0, 1)"
-            )
-        self.milestones = tuple(milestones)
-        self.decay = require_range("schedule.decay", decay, high=1.0, open_low=True)
+    option = "multi_step"
+
+    milestones: Sequence[Inside] = (0.5, 0.75)
+    """fractions of rounds"""
+    decay: ShareAboveZero = 0.1
+    """factor at each milestone"""
 
     def __call__(self, round: int, num_rounds: int) -> float:
         """Return the factor."""

@@ -18,21 +18,34 @@ Adagrad, Adam and Yogi are Algorithm 2 of Reddi et al., Adaptive Federated Optim
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import require_range
+from fedhet.common.configured import Option, Refers
+from fedhet.common.kinds import Positive, Share
 from fedhet.strategies.base import Cohort, Payloads, Tensors, zeros_like
 
 
-class SGD:
+class _ServerOptimizer(Option):
+    group = "strategy/server_optimizer"
+
+    lr: Annotated[Positive, Refers("${server.lr}")] = 1.0
+    """eta_g"""
+
+
+class SGD(_ServerOptimizer):
     """x <- x + eta_g v with v <- momentum v + Delta; momentum 0 and eta_g 1 is FedAvg."""
 
-    def __init__(self, lr: float = 1.0, momentum: float = 0.0) -> None:
-        self.lr = require_range("server.lr", lr, open_low=True)
-        self.momentum = require_range("strategy.server_optimizer.momentum", momentum, high=1.0)
+    option = "sgd"
+
+    momentum: Share = 0.0
+    """of the mean update (FedAvgM: 0.9)"""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         self.velocity: dict[str, Tensor] = {}
 
     def init(self, params: Tensors) -> None:
@@ -56,16 +69,14 @@ class SGD:
         self.velocity = dict(state.get("velocity", {}))
 
 
-class _Adaptive(ABC):
+class _Adaptive(_ServerOptimizer):
     """The part that FedAdagrad, FedAdam and FedYogi share: all but the second moment."""
 
-    def __init__(
-        self, lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
-    ) -> None:
-        self.lr = require_range("server.lr", lr, open_low=True)
-        self.beta1 = require_range("strategy.server_optimizer.beta1", beta1, high=1.0)
-        self.beta2 = require_range("strategy.server_optimizer.beta2", beta2, high=1.0)
-        self.tau = require_range("strategy.server_optimizer.tau", tau, open_low=True)
+    lr: Annotated[Positive, Refers("${server.lr}")] = 0.1
+    beta1: Share = 0.9
+    """decay of the first moment"""
+    tau: Positive = 0.001
+    """adaptivity: added to the root of the second moment"""
 
     def init(self, params: Tensors) -> None:
         """Start from the initial params."""
@@ -97,10 +108,11 @@ class _Adaptive(ABC):
 
 
 class Adagrad(_Adaptive):
-    """FedAdagrad; beta1 is 0 in the paper and beta2 is not used."""
+    """FedAdagrad; beta1 is 0 in the paper."""
 
-    def __init__(self, lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3) -> None:
-        super().__init__(lr=lr, beta1=beta1, tau=tau)
+    option = "adagrad"
+
+    beta1: Share = 0.0
 
     def second_moment(self, moment: Tensor, square: Tensor) -> Tensor:
         """Return v + Delta^2."""
@@ -110,6 +122,11 @@ class Adagrad(_Adaptive):
 class Adam(_Adaptive):
     """FedAdam."""
 
+    option = "adam"
+
+    beta2: Share = 0.99
+    """decay of the second moment"""
+
     def second_moment(self, moment: Tensor, square: Tensor) -> Tensor:
         """Return beta2 v + (1 - beta2) Delta^2."""
         return self.beta2 * moment + (1 - self.beta2) * square
@@ -117,6 +134,11 @@ class Adam(_Adaptive):
 
 class Yogi(_Adaptive):
     """FedYogi."""
+
+    option = "yogi"
+
+    beta2: Share = 0.99
+    """decay of the second moment"""
 
     def second_moment(self, moment: Tensor, square: Tensor) -> Tensor:
         """Return v - (1 - beta2) Delta^2 sign(v - Delta^2)."""

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedhet.common.errors import require_range
 from fedhet.strategies.components.local_optimizers import SGD, Adam
-from fedhet.strategies.ensemble import MeanLogits
 from fedhet.strategies.fusion.image_generator import Generator, Views
+from fedhet.strategies.fusion.mean_logits import MeanLogits
 
 LOSSES = ("one_hot", "bn", "adversarial")
 
@@ -54,40 +53,26 @@ def statistics_gaps(model: nn.Module) -> Iterator[list[Tensor]]:
 
 @dataclass(frozen=True)
 class Generation:
-    """Settings of an epoch's images."""
+    """Settings of an epoch's images; strategies/dense.py says what they mean."""
 
-    steps: int = 30  # of Adam
-    images: int = 256
-    latent: int = 256  # numbers of noise per image
-    width: int = 64  # of the generator
-    lr: float = 0.001  # of Adam, with betas (.5, .999)
-    one_hot: float = 1.0  # weight of L_CE
-    bn: float = 1.0  # weight of L_BN
-    adversarial: float = 1.0  # weight of L_div
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        for name in ("steps", "images", "latent", "width", *LOSSES):
-            low = 0 if name in LOSSES else 1
-            require_range(f"strategy.dense.{name}", getattr(self, name), low=low)
-        require_range("strategy.dense.generator_lr", self.lr, open_low=True)
+    steps: int
+    images: int
+    latent: int
+    width: int
+    lr: float
+    one_hot: float
+    bn: float
+    adversarial: float
 
 
 @dataclass(frozen=True)
 class Distillation:
     """Settings of the student's training by SGD."""
 
-    batch_size: int = 256  # of its passes over the pool
-    lr: float = 0.005
-    momentum: float = 0.9
-    temperature: float = 20.0  # tau
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        require_range("strategy.dense.batch_size", self.batch_size, low=2)
-        require_range("strategy.dense.lr", self.lr, open_low=True)
-        require_range("strategy.dense.momentum", self.momentum, high=1.0)
-        require_range("strategy.dense.temperature", self.temperature, open_low=True)
+    batch_size: int
+    lr: float
+    momentum: float
+    temperature: float
 
 
 def generate(

@@ -6,17 +6,23 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from logging import INFO
+from types import MappingProxyType
+from typing import Annotated
 
 import torch
 from flwr.common.logger import log
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, require_range, require_whole
-from fedhet.strategies.base import Reply, Tensors, local_model
-from fedhet.strategies.fusion.layer_chain import Link, read_chain
+from fedhet.common.configured import Key
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, Positive, Seed
+from fedhet.strategies.base import Reads, Reply, Tensors, local_model
+from fedhet.strategies.fusion.layer_chain import Chain, Link, read_chain
 from fedhet.strategies.fusion.neuron_matching import Neurons, match
+from fedhet.strategies.method import ONE_SHOT, Method
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.server_model import ServerModel
-from fedhet.strategies.statistics.class_counts import class_counts
+from fedhet.strategies.statistics.class_counts import class_count_parts, class_counts
 
 GROWN = "grown"
 BIAS_MEAN = 0.1
@@ -34,26 +40,19 @@ class GrownNetwork(ABC):
         seed: of their order.
     """
 
-    reads_models = True
-
-    key: str  # of the settings
+    reads = Reads.MODELS
 
     def __init__(
         self,
-        sigma: float = 1.0,
-        sigma0: float = 1.0,
-        gamma: float = 1.0,
-        max_neurons: int = 700,
-        sweeps: int = 5,
-        seed: int = 0,
+        sigma: float,
+        sigma0: float,
+        gamma: float,
+        max_neurons: int,
+        sweeps: int,
+        seed: int,
     ) -> None:
-        key = self.key
-        self.sigma = require_range(f"{key}.sigma", sigma, open_low=True)
-        self.sigma0 = require_range(f"{key}.sigma0", sigma0, open_low=True)
-        self.gamma = require_range(f"{key}.gamma", gamma, open_low=True)
-        self.max_neurons = require_whole(f"{key}.max_neurons", max_neurons, low=1)
-        self.sweeps = require_whole(f"{key}.sweeps", sweeps)
-        self.seed = seed
+        self.sigma, self.sigma0, self.gamma = sigma, sigma0, gamma
+        self.max_neurons, self.sweeps, self.seed = max_neurons, sweeps, seed
 
     def bind(self, network: ServerModel) -> None:
         """Take the network; refuse one whose layers cannot be matched."""
@@ -146,3 +145,30 @@ def spread(values: Tensor, labels: Tensor | None, size: int) -> Tensor:
     found = values.new_zeros(len(values), size, *values.shape[2:])
     found[:, labels] = values
     return found
+
+
+class Matching(Method):
+    """What PFNM and FedMA share: one round whose output is the grown network of matched neurons."""
+
+    replaces = frozenset({"output"})
+    settings = ONE_SHOT
+    requires = MappingProxyType({"strategy.personal": "none", "strategy.output": None})
+
+    sigma: Positive = 1.0
+    """variance of a client's parameters about the global ones; the smaller, the more neurons"""
+    sigma0: Positive = 1.0
+    """variance of the global parameters; small ones shrink what few clients have"""
+    gamma: Positive = 1.0
+    """mass of the process: how readily neurons become new ones"""
+    max_neurons: Count = 700
+    """neurons that a layer may grow to"""
+    sweeps: Count = 5
+    """how often every client's neurons are assigned again"""
+    seed: Annotated[Seed, Key("seed")] = 0
+
+    def matching_parts(self, network: type[GrownNetwork]) -> Parts:
+        """Return the parts of a method whose output is this network."""
+        output = network(
+            self.sigma, self.sigma0, self.gamma, self.max_neurons, self.sweeps, self.seed
+        )
+        return class_count_parts() | Parts(client_sides={"chain": Chain()}, output=output)

@@ -26,13 +26,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import Reply, Tensors, local_model, subtract
+from fedhet.strategies.base import Reads, Reply, Tensors, local_model, subtract
 from fedhet.strategies.fusion.layer_chain import Link, read_chain, reordered
 from fedhet.strategies.fusion.projected_layers import flattened
 from fedhet.strategies.fusion.projections import PROJECTIONS, SCALES
@@ -53,10 +54,11 @@ def transport(rows: Tensor, anchor: Tensor) -> Tensor:
     return order
 
 
-class Alignment:
+class NeuronAlignment:
     """The transform: every reply in the neuron order of the first one, projections included."""
 
-    reads_models = reorders = True
+    reads = Reads.MODELS
+    reorders: Literal[True] = True
 
     def __init__(self) -> None:
         if importlib.util.find_spec("ot") is None:

@@ -13,10 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedhet.common.errors import ConfigError, require_choice
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, Positive, ShareAboveZero
 from fedhet.strategies.base import RefusedReplyError, Reply, ServerSide, Shapes, Tensors
 from fedhet.strategies.fusion.input_statistics import Spectrum
-from fedhet.strategies.fusion.projections import PROJECTIONS, SCALES, bias_of, is_layer
+from fedhet.strategies.fusion.projections import (
+    PROJECTIONS,
+    SCALES,
+    Form,
+    ProjectionClient,
+    bias_of,
+    is_layer,
+)
+from fedhet.strategies.method import MethodPart
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.statistics.class_counts import (
     CLASS_COUNTS,
     COUNTS,
@@ -128,8 +138,8 @@ class ProjectionServer(ServerSide):
 
     needs = frozenset({PROJECTIONS, SCALES, CLASS_COUNTS})
 
-    def __init__(self, form: Literal["ridge", "damped"] = "ridge") -> None:
-        self.form = require_choice("strategy.projections.form", form, ("ridge", "damped"))
+    def __init__(self, form: Form) -> None:
+        self.form = form
 
     def init(self, params: Tensors) -> None:
         """Note the widths of the layers."""
@@ -173,3 +183,34 @@ class ProjectionServer(ServerSide):
                     f"strategy.projections.form={self.form} it is {'above 0' if ridge else '0'}"
                 )
         check_class_counts(reply, self.classes)
+
+
+class Projections(MethodPart):
+    """Projections onto the inputs of every layer, and class counts."""
+
+    name = "projections"
+
+    form: Form = "ridge"
+    """ridge (A (A + z I)^-1 of all examples) | damped (the released recursion over means of
+    mini-batches)"""
+    z: Positive = 1.0
+    """ridge: in units of A's mean eigenvalue"""
+    damping: ShareAboveZero = 0.5
+    """damped: how much of a direction a step removes"""
+    rank: Count | list[Count | None] | None = None
+    """r, columns of a factor, or a list with one number for each layer, from the inputs to the
+    classifier; null: as many as `energy` needs"""
+    energy: ShareAboveZero = 1.0
+    """share of the squared eigenvalues of P to keep"""
+    sketch_above: Count = 2304
+    """layers with more inputs are sketched (ridge, with a rank): no d x d matrix"""
+
+    def parts(self) -> Parts:
+        """Add the two halves."""
+        client = ProjectionClient(
+            self.form, self.z, self.damping, self.rank, self.energy, self.sketch_above
+        )
+        return Parts(
+            client_sides={"projections": client},
+            server_sides={"projections": ProjectionServer(self.form)},
+        )

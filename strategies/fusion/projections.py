@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, require_choice, require_range, require_whole
+from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, LocalContext, LocalOptimizer, LocalSummary, Payloads
 from fedhet.strategies.fusion.input_statistics import (
     DampedProjector,
@@ -41,6 +41,8 @@ from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, counted
 
 PROJECTIONS, SCALES = "projections", "projection_scales"
 
+Form = Literal["ridge", "damped"]
+Ranks = int | Sequence[int | None] | None
 Statistic = SecondMoment | SketchedMoment | DampedProjector
 
 
@@ -57,38 +59,17 @@ def is_layer(name: str, param: Tensor) -> bool:
 class ProjectionClient(ClientSide):
     """Sends the projection factors of its layers and its class counts after local training.
 
-    Args:
-        form: "ridge" or "damped".
-        z: of the ridge form, in units of the mean eigenvalue of A, > 0.
-        damping: so of the damped form, in (0, 1].
-        rank: r of every layer, or a list with one for each, from the inputs to the classifier;
-            None: decided by ``energy``.
-        energy: share of P's squared eigenvalues to keep, in (0, 1].
-        sketch_above: layers with more inputs are sketched; they need a ``rank``.
+    The arguments are those of :class:`fedhet.strategies.fusion.projected_layers.Projections`.
     """
 
     sends = frozenset({PROJECTIONS, SCALES, CLASS_COUNTS})
     by_class = True
 
     def __init__(
-        self,
-        form: Literal["ridge", "damped"] = "ridge",
-        z: float = 1.0,
-        damping: float = 0.5,
-        rank: int | Sequence[int | None] | None = None,
-        energy: float = 1.0,
-        sketch_above: int = 2304,
+        self, form: Form, z: float, damping: float, rank: Ranks, energy: float, sketch_above: int
     ) -> None:
-        key = "strategy.projections"
-        self.form = require_choice(f"{key}.form", form, ("ridge", "damped"))
-        self.z = require_range(f"{key}.z", z, open_low=True)
-        self.damping = require_range(f"{key}.damping", damping, high=1.0, open_low=True)
-        for one in rank if isinstance(rank, Sequence) else [rank]:
-            if one is not None:
-                require_whole(f"{key}.rank", one, low=1)
-        self.rank = rank
-        self.energy = require_range(f"{key}.energy", energy, high=1.0, open_low=True)
-        self.sketch_above = require_whole(f"{key}.sketch_above", sketch_above, low=1)
+        self.form, self.z, self.damping = form, z, damping
+        self.rank, self.energy, self.sketch_above = rank, energy, sketch_above
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse embeddings, grouped convolutions, and wide layers that cannot be sketched."""

@@ -1,1 +1,1 @@
-"""The round over Flower: messages, registration, the server's step and what it reports."""
+"""A round: who is asked, what comes back, how it is added up, and the step of the server."""

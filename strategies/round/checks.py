@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, ServerSide
-from fedhet.strategies.components.compression import DOWN
-from fedhet.strategies.round.server_model import BuildsOutputModel
-from fedhet.strategies.slots import Output
 
 RESERVED_RECORDS = frozenset({"params", "kept", "config", "update", "metrics", "client"})
 
@@ -37,62 +34,6 @@ def check_sides(
         raise ConfigError(
             f"client sides {correcting} all correct the gradient, so their order matters; allowed "
             "is one. Drop one from strategy=[...], or set strategy.allow_stacked_corrections=true"
-        )
-
-
-def check_aggregation(
-    client_sides: Mapping[str, ClientSide],
-    server_sides: Mapping[str, ServerSide],
-    aggregator: object,
-    optimizer: object,
-    transforms: Iterable[object],
-) -> None:
-    """Refuse an aggregation of updates that do not mean there what they mean at the clients."""
-    moving = sorted(name for name, side in client_sides.items() if side.moves_start)
-    if moving and getattr(aggregator, "one_start", False):
-        raise ConfigError(
-            f"{type(aggregator).__name__} divides updates by their steps, and with "
-            f"{', '.join(moving)} clients do not start at one model: drop one from strategy=[...]"
-        )
-    reordering = [type(one).__name__ for one in transforms if getattr(one, "reorders", False)]
-    parts = {**server_sides, type(optimizer).__name__: optimizer}
-    kept = [name for name, part in parts.items() if getattr(part, "coupled_state", ())]
-    sent = sorted(name for side in client_sides.values() for name in side.sends & side.compressible)
-    if reordering and (kept or sent):
-        why = f"clients send {', '.join(sent)} for each parameter" if sent else ""
-        why = why or f"{', '.join(kept)} adds up what clients have kept in their own order"
-        raise ConfigError(
-            f"{why}, which {reordering[0]} cannot reorder: drop it or the method that needs it "
-            "from strategy=[...]"
-        )
-
-
-def check_output(output: Output) -> None:
-    """Refuse an output that the clients cannot evaluate."""
-    if isinstance(output, BuildsOutputModel):
-        raise ConfigError(
-            "the clients are to evaluate the model (evaluation.clients=true, or no test examples "
-            f"at the server), but the output {type(output).__name__} builds another than theirs: "
-            "set evaluation.clients=false and give the server test examples (task.test_data)"
-        )
-
-
-def reading_models(parts: Iterable[object]) -> list[str]:
-    """Return the parts that read the models y_i, and say so in an attribute ``reads_models``."""
-    reading = (part for part in parts if getattr(part, "reads_models", False))
-    return sorted({str(getattr(part, "key", type(part).__name__)) for part in reading})
-
-
-def check_downlink(down: str, reading: Sequence[str], *, towards_model: bool) -> None:
-    """Refuse parts that read the models y_i where clients start from a rounded x.
-
-    They send y_i less that, which is no way from the server's x to y_i.
-    """
-    read = [*reading, *(["strategy.asynchronous.towards_model"] if towards_model else [])]
-    if down != "none" and read:
-        raise ConfigError(
-            f"{DOWN}={down} rounds what the clients start from, and {', '.join(read)} reads their "
-            f"models, which the server then does not have: set {DOWN}=none"
         )
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedhet.common.checksums import CLIENT_MODELS, read_label, require_label
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import Cohort, Reply, ReplySum, Tensors, local_model
-from fedhet.strategies.round.tensor_files import below, load_tensors, save_tensors
+from fedhet.strategies.base import Cohort, Reads, Reply, ReplySum, Tensors, local_model
+from fedhet.strategies.wire.tensor_files import below, load_tensors, save_tensors
 
 FILE = "client_models.safetensors"
 RECEIVED, MODEL, PAYLOAD = "received", "model", "payload"
@@ -32,8 +32,7 @@ class ClientSnapshots:
     """
 
     path: Path
-    keeps_replies = True
-    reads_models = True
+    reads = Reads.MODELS
     key = "checkpoint.client_models"
 
     def __call__(

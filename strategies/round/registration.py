@@ -1,10 +1,10 @@
-"""Registration of the clients before round 1, and which of them are connected before each round."""
+"""Registration of the clients before round 1."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -15,11 +15,10 @@ from flwr.serverapp import Grid
 
 from fedhet.common.errors import ConfigError, require_whole
 from fedhet.strategies.base import RefusedReplyError
-from fedhet.strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
 from fedhet.strategies.round.exact_sum import MOST_SUMMANDS
-from fedhet.strategies.round.messages import TIMEOUT, timeout_of
-from fedhet.strategies.round.records import CONFIG, config_of, no_reply
-from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.wire.border import NodeInfo, decode_node_info
+from fedhet.strategies.wire.messages import TIMEOUT
+from fedhet.strategies.wire.records import CONFIG
 
 FROZEN_MODEL = "frozen-model"  # the hash of what a model neither trains nor sends
 # What sites have to share for their hashes to be equal.
@@ -29,7 +28,6 @@ _SAME = {
     FROZEN_MODEL: "pretrained files (task.model, task.model_options)",
 }
 _POLL_SECONDS = 0.2
-_WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
 _REPORT_SECONDS = 10.0
 _MOST_ASKED = 1000  # of a larger simulation, each client is asked when it is first drawn
 
@@ -73,23 +71,6 @@ class FederationConfig:
                 f"min_replies={self.min_replies}, but of the {num_clients} clients at most {most} "
                 f"take part in a round (participation): set min_replies to {most} or less"
             )
-
-    def error_of_failed(self, failed: int, last: RoundReport, least: int) -> Exception | None:
-        """Log the last of ``failed`` failed rounds in a row; return its error if too many.
-
-        ``least`` is how many replies a round needs: min_replies, or what the aggregator needs.
-        """
-        most, valid = self.max_failed_rounds, len(last.clients)
-        needed = f"min_replies={least}"
-        if least > self.min_replies:
-            needed = f"the {least} that strategy.aggregator needs"
-        log(WARNING, "%s valid replies, fewer than %s: the model is unchanged", valid, needed)
-        if failed < most:
-            return None
-        return last.error(
-            f"{failed} rounds in a row had fewer valid replies than {needed} "
-            f"(max_failed_rounds={most}); the last failures: {last.reasons()}"
-        )
 
 
 @dataclass
@@ -146,8 +127,8 @@ def register_clients(
     A node that does not fit is logged and kept out. A TimeoutError says that the others are too
     few, and why nodes were refused.
 
-    A range of nodes is a simulation in which the i-th node plays client i. Of a large one nobody is
-    asked yet, but where the question is one of ``message_type``, which all have to answer.
+    A range of nodes is a simulation in which the i-th node plays client i. In a large simulation,
+    clients are queried when they are first selected, unless ``message_type`` needs them all.
     """
     nodes = () if federation.nodes_may_join else grid.get_node_ids()
     is_plain = message_type == MessageType.QUERY
@@ -168,7 +149,7 @@ def register_clients(
         heard = {*infos, *refused, *(asked if over else ())}
         new = [node for node in connected if node not in heard]
         if new and (asked or over or len(connected) >= max(federation.num_clients, 1)):
-            infos |= _ask(grid, new, federation, refused, message_type, infos)
+            infos |= ask(grid, new, federation, refused, message_type, infos)
             asked |= set(new)
         size = federation.num_clients or _announced(infos)
         enough = min(federation.min_clients or size, size)
@@ -197,41 +178,6 @@ def register_clients(
     return registry
 
 
-def valid_evaluations(
-    replies: Iterable[tuple[int, Message]],
-    asked: Iterable[Message],
-    registry: ClientRegistry,
-    metrics: Collection[str] = (),
-) -> tuple[list[dict[str, float]], list[str]]:
-    """Return the clients' valid evaluation metrics by client id, and why others are missing.
-
-    Args:
-        replies: each with the id of its node.
-        asked: the messages that they answer.
-        registry: what the clients have registered.
-        metrics: the names that a client may send beside accuracy and loss.
-    """
-    clients = {node: client for client, node in registry.nodes.items()}
-    silent = {message.metadata.dst_node_id: message for message in asked}
-    rows, failures = {}, []
-    for node, message in replies:
-        sender = f"client {clients[node]}" if node in clients else f"node {node}"
-        try:
-            if silent.pop(node, None) is None:
-                raise RefusedReplyError("it was not asked, or has answered already")
-            client = clients[node]
-            most = max(registry.num_examples[client], registry.num_held_out[client])
-            rows[client] = decode_evaluation(message, client, most, metrics)
-        except RefusedReplyError as refusal:
-            failures.append(f"{sender}, evaluation: {refusal}")
-    for node, message in silent.items():
-        why = no_reply(timeout_of(config_of(message)))
-        failures.append(f"client {clients[node]}, evaluation: {why}")
-    for failure in failures:
-        log(WARNING, "%s", failure)
-    return [rows[client] for client in sorted(rows)], failures
-
-
 def _warn_of_outweighing(num_examples: Mapping[int, int]) -> None:
     """Say which client's claim is as large as all others', where a mean weighs it by that."""
     total = sum(num_examples.values())
@@ -247,112 +193,22 @@ def _warn_of_outweighing(num_examples: Mapping[int, int]) -> None:
             )
 
 
-class ClientAvailability:
-    """Tracks which of the registered clients are connected, and adds late joiners to them.
-
-    A late joiner plays a client that is missing, or one whose node is gone. It is asked beside the
-    rounds, which do not wait for its answer.
-    """
-
-    def __init__(self, registry: ClientRegistry, federation: FederationConfig) -> None:
-        self.registry, self._federation = registry, federation
-        self.absent: frozenset[int] = frozenset()
-        self._asked: dict[int, str] = {}  # by late node, the question's message id
-        self._refused: set[int] = set()
-
-    @property
-    def present(self) -> Sequence[int]:
-        """The clients that were connected at the last refresh, in order."""
-        size = len(self.registry)
-        if not self.absent and len(self.registry.nodes) == size:
-            return range(size)
-        return sorted(self.registry.nodes.keys() - self.absent)
-
-    def ask(self, grid: Grid, clients: Sequence[int]) -> list[int]:
-        """Ask those of the clients that have not been asked yet; return those that can take part.
-
-        The others are logged with the reason.
-        """
-        nodes, known = self.registry.nodes, self.registry.num_examples
-        if new := [nodes[client] for client in clients if client not in known]:
-            refused: dict[int, str] = {}
-            for node, info in _ask(grid, new, self._federation, refused, MessageType.QUERY).items():
-                self.registry.add(node, info, node.__eq__)
-        return [client for client in clients if client in known]
-
-    def refresh(self, grid: Grid, least: int = 1) -> None:
-        """Look up which clients are connected; wait while they are fewer than are needed.
-
-        ``least`` is what the method needs; ``min_replies`` may be more.
-
-        Raises:
-            TimeoutError: if they are too few for longer than the timeout.
-        """
-        size, timeout = len(self.registry), self._federation.connect_timeout_seconds
-        asked, end = self._federation.min_replies, time.monotonic() + timeout
-        needs = "strategy.aggregator or secure aggregation needs"
-        why = f"min_replies={asked}" if asked >= least else f"{needs} {least} clients"
-        least = min(max(asked, least), size)
-        while (present := self.look_up(grid)) < least:
-            if time.monotonic() > end:
-                raise TimeoutError(
-                    f"{why}, but only {present} of {size} clients are connected "
-                    f"after {timeout:.0f} s (runtime.connect_timeout_seconds)"
-                )
-            time.sleep(_WAIT_POLL_SECONDS)
-
-    def look_up(self, grid: Grid) -> int:
-        """Register late joiners, log who left or came back, and return how many are connected."""
-        nodes = grid.get_node_ids()
-        if isinstance(nodes, range) and len(nodes) == len(self.registry.nodes):
-            return len(nodes)  # a simulation: nobody comes or goes
-        connected = set(nodes)
-        self._admit(grid, connected)
-        nodes, clients = self.registry.nodes, range(len(self.registry))
-        absent = frozenset(client for client in clients if nodes.get(client) not in connected)
-        if absent != self.absent:
-            log(WARNING, "clients that are not connected: %s", sorted(absent) or "none")
-        self.absent = absent
-        return len(self.registry) - len(absent)
-
-    def _admit(self, grid: Grid, connected: set[int]) -> None:
-        """Ask the new ones of the connected nodes, and register or refuse those that answered."""
-        self._asked = {node: asked for node, asked in self._asked.items() if node in connected}
-        self._refused &= connected  # a node that reconnects is asked again
-        known = {*self.registry.nodes.values(), *self._asked, *self._refused}
-        if new := sorted(connected - known):
-            ids = grid.push_messages([_question(node, self._federation) for node in new])
-            self._asked |= dict(zip(new, ids, strict=True))
-        if not self._asked:
-            return
-        nodes = {asked: node for node, asked in self._asked.items()}
-        for answer in grid.pull_messages(list(nodes)):
-            node = nodes[answer.metadata.reply_to_message_id]
-            del self._asked[node]
-            try:
-                info = _node_info(node, answer, self._federation)
-                client = self.registry.add(node, info, lambda other: other not in connected)
-                log(INFO, "client %s has joined: node %s", client, node)
-            except RefusedReplyError as refusal:
-                self._refused.add(node)
-                log(WARNING, "refused a node that joined late: %s", refusal)
-
-
 # ---- asking, and reading the answers -------------------------------------------------------------
 
 
-def _question(
+def question(
     node_id: int,
     federation: FederationConfig,
     message_type: str = MessageType.QUERY,
     more: Mapping[str, float] | None = None,
 ) -> Message:
+    """Return the message that asks a node who it is."""
     config = ConfigRecord({**federation.node_settings, **(more or {})})
     content = RecordDict({CONFIG: config} if config else {})
     return Message(content=content, message_type=message_type, dst_node_id=node_id)
 
 
-def _ask(
+def ask(
     grid: Grid,
     node_ids: list[int],
     federation: FederationConfig,
@@ -367,7 +223,7 @@ def _ask(
     """
     infos: dict[int, NodeInfo] = {}
     timeout = federation.connect_timeout_seconds
-    asked = [_question(node, federation, message_type, {TIMEOUT: timeout}) for node in node_ids]
+    asked = [question(node, federation, message_type, {TIMEOUT: timeout}) for node in node_ids]
     # 0 where N is in the node configs, which one may say wrongly: then all are waited for
     expected = 0 if before is None else federation.num_clients
     missing = set(range(expected)) - {info.partition_id for info in (before or {}).values()}
@@ -376,7 +232,7 @@ def _ask(
             continue  # the SuperLink notices a killed node only after a minute
         node = answer.metadata.src_node_id
         try:
-            infos[node] = _node_info(node, answer, federation)
+            infos[node] = node_info(node, answer, federation)
         except RefusedReplyError as refusal:
             _refuse(node, str(refusal), refused)
         else:
@@ -394,7 +250,7 @@ def _refuse(node: int, reason: str, refused: dict[int, str]) -> None:
         log(WARNING, "refused a node: %s", reason)
 
 
-def _node_info(node: int, answer: Message, federation: FederationConfig) -> NodeInfo:
+def node_info(node: int, answer: Message, federation: FederationConfig) -> NodeInfo:
     """Return what a node answers; refuse one of another recipe or of other code."""
     try:
         info = decode_node_info(answer)

@@ -12,88 +12,78 @@ from typing import Self
 
 from flwr.app import Message
 
-from fedhet.strategies.base import (
-    ClientSide,
-    RefusedReplyError,
-    Reply,
-    ReplySum,
-    ServerSide,
-    Shapes,
-    Tensors,
-    Weighting,
-)
-from fedhet.strategies.round.decoder import ExpectedReply
+from fedhet.strategies.base import RefusedReplyError, Reply, ReplySum, ServerSide, Weighting
 from fedhet.strategies.round.exact_sum import ExactSum, Zeros, norms_of, plain_zeros
-from fedhet.strategies.round.records import NonFiniteReplyError, count_bytes, no_reply, with_senders
-from fedhet.strategies.statistics.update_diagnostics import norm
+from fedhet.strategies.round.update_diagnostics import norm
+from fedhet.strategies.wire.border import Expected, decode
+from fedhet.strategies.wire.records import (
+    NonFiniteReplyError,
+    count_bytes,
+    no_reply,
+    shapes_of,
+    with_senders,
+)
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one client's reply may say of itself; None: not checked."""
-
-    max_examples: int | None = None  # that it has registered
-    max_steps: int | None = None  # that the recipe lets it take
-    not_lost: str | None = None  # why it cannot have lost its state
-
-
-@dataclass(frozen=True)
-class SumRule:
-    """How replies are added up.
+class Weights:
+    """What each reply weighs in a sum.
 
     Attributes:
         weighting: of the updates.
-        payloads: names of those that are summed.
         discounts: the weights of stale replies, by client id; 1 where it is not named.
     """
 
     weighting: Weighting
-    payloads: Collection[str] = ()
     discounts: Mapping[int, float] = field(default_factory=dict)
 
-    def weight(self, reply: Reply) -> float:
-        """Return the weight of a client's update, if it is not stale."""
+    def undiscounted(self, reply: Reply) -> float:
+        """Return the weight of a client's update, were it not stale."""
         return float(reply.num_examples) if self.weighting == "examples" else 1.0
 
-    def discounted(self, reply: Reply) -> float:
+    def of_update(self, reply: Reply) -> float:
         """Return the weight of a client's update."""
-        return self.weight(reply) * self.discounts.get(reply.client_id, 1.0)
+        return self.undiscounted(reply) * self.discounts.get(reply.client_id, 1.0)
 
-    def held(self, reply: Reply) -> float:
+    def of_buffers(self, reply: Reply) -> float:
         """Return the weight of a client's buffers."""
         return float(reply.num_examples) * self.discounts.get(reply.client_id, 1.0)
 
 
 @dataclass(frozen=True)
-class FoldRule:
-    """How replies are checked, and what becomes of them; it can be sent to a worker.
+class FoldSettings:
+    """How replies are checked and added up; it can be sent to a worker.
 
     Attributes:
         expected: what every reply must be.
-        limits: of each client, by id.
-        sum: how they are added up.
-        keep: keep them instead, to be added up later.
+        weights: of the replies.
+        payloads: names of those that are summed.
+        keep: keep the replies in full, to be added up later.
+        rounding: the step to which clients round what a secure sum adds up; 0: they do not.
     """
 
-    expected: ExpectedReply
-    limits: Mapping[int, Limits]
-    sum: SumRule
+    expected: Expected
+    weights: Weights
+    payloads: Collection[str] = ()
     keep: bool = False
+    rounding: float = 0.0
 
 
 class RunningSum:
-    """Replies that are added up; of each its numbers and norms stay. ``zeros``: see ExactSum."""
+    """Replies that are added up: the numbers and norms of each stay. ``zeros``: see ExactSum."""
 
-    def __init__(self, rule: SumRule, zeros: Zeros = plain_zeros) -> None:
-        self.rule = rule
+    def __init__(
+        self, weights: Weights, payloads: Collection[str] = (), zeros: Zeros = plain_zeros
+    ) -> None:
+        self.weights = weights
         self.replies: list[Reply] = []
         self.update, self.buffers = ExactSum(zeros), ExactSum(zeros)
-        self.payloads = {name: ExactSum(zeros) for name in rule.payloads}
+        self.payloads = {name: ExactSum(zeros) for name in payloads}
 
     def add(self, reply: Reply) -> None:
         """Add a reply."""
-        self.update.add(reply.update, self.rule.discounted(reply))
-        self.buffers.add(reply.buffers, self.rule.held(reply))
+        self.update.add(reply.update, self.weights.of_update(reply))
+        self.buffers.add(reply.buffers, self.weights.of_buffers(reply))
         for name in self.payloads.keys() & reply.payloads.keys():
             self.payloads[name].add(reply.payloads[name])
         norms = norms_of(reply.update)
@@ -112,39 +102,49 @@ class RunningSum:
     def total(self) -> ReplySum:
         """Return the sum of at least one reply."""
         replies = sorted(self.replies, key=lambda reply: reply.client_id)
-        whole = sum(map(self.rule.weight, replies))
+        whole = sum(map(self.weights.undiscounted, replies))
         return ReplySum(
             replies,
-            weights=[self.rule.discounted(reply) / whole for reply in replies],
+            weights=[self.weights.of_update(reply) / whole for reply in replies],
             update=self.update.over(whole),
             payloads={name: total.over(1.0) for name, total in self.payloads.items()},
             buffers=self.buffers.over(float(sum(reply.num_examples for reply in replies))),
         )
 
 
-def sum_of(replies: Sequence[Reply], rule: SumRule) -> ReplySum:
-    """Return the sum of kept replies."""
-    running = RunningSum(rule)
+def sum_of(replies: Sequence[Reply], weights: Weights, payloads: Collection[str] = ()) -> ReplySum:
+    """Return the sum of replies in full."""
+    running = RunningSum(weights, payloads)
     for reply in replies:
         running.add(reply)
     return running.total()
 
 
 class ReplyFold:
-    """The replies of a round so far, and why others were refused. ``zeros``: see ExactSum."""
+    """The replies of a round so far, and why others were refused. ``zeros``: see ExactSum.
+
+    Attributes:
+        sum: of the valid replies; None if they are kept in full.
+        in_full: the valid replies, if they are kept.
+        refused: why, by client id.
+        unasked: what came beside the replies.
+        non_finite: how many were refused since they held NaN or Inf.
+        bytes_up: of all that came.
+    """
 
     def __init__(
         self,
-        rule: FoldRule,
+        settings: FoldSettings,
         check: Callable[[Reply], None] | None = None,
         zeros: Zeros = plain_zeros,
     ) -> None:
-        self.rule = rule
-        self.sum = None if rule.keep else RunningSum(rule.sum, zeros)
-        self.kept: list[Reply] = []
-        self.refused: dict[int, str] = {}  # why, by client id
-        self.unasked: list[str] = []  # what came beside the replies
-        self.non_finite = 0  # how many were refused since they held NaN or Inf
+        self.settings = settings
+        keep = settings.keep
+        self.sum = None if keep else RunningSum(settings.weights, settings.payloads, zeros)
+        self.in_full: list[Reply] = []
+        self.refused: dict[int, str] = {}
+        self.unasked: list[str] = []
+        self.non_finite = 0
         self.bytes_up = 0
         self._check = check  # not sent: see __getstate__
 
@@ -157,10 +157,7 @@ class ReplyFold:
         if message.has_content():
             self.bytes_up += count_bytes(message.content)
         try:
-            limits = self.rule.limits[client]
-            reply = self.rule.expected.decode(
-                message, client, limits.max_examples, limits.max_steps, limits.not_lost
-            )
+            reply = decode(message, client, self.settings.expected)
             if self._check is not None:
                 self._check(reply)
         except RefusedReplyError as refusal:
@@ -168,7 +165,7 @@ class ReplyFold:
             self.non_finite += isinstance(refusal, NonFiniteReplyError)
             return
         if self.sum is None:
-            self.kept.append(reply)
+            self.in_full.append(reply)
         else:
             self.sum.add(reply)
 
@@ -176,7 +173,7 @@ class ReplyFold:
         """Take over the replies of another part."""
         if self.sum is not None and other.sum is not None:
             self.sum.merge(other.sum)
-        self.kept += other.kept
+        self.in_full += other.in_full
         self.refused |= other.refused
         self.unasked += other.unasked
         self.non_finite += other.non_finite
@@ -184,17 +181,19 @@ class ReplyFold:
 
     @property
     def replies(self) -> list[Reply]:
-        """The valid replies by client id: whole if they are kept, else their numbers."""
-        taken = self.kept if self.sum is None else self.sum.replies
+        """The valid replies by client id: in full if they are kept, else their numbers."""
+        taken = self.in_full if self.sum is None else self.sum.replies
         return sorted(taken, key=lambda reply: reply.client_id)
 
     def total(self) -> ReplySum:
         """Return the sum of the valid replies, at least one."""
-        return sum_of(self.kept, self.rule.sum) if self.sum is None else self.sum.total()
+        if self.sum is not None:
+            return self.sum.total()
+        return sum_of(self.in_full, self.settings.weights, self.settings.payloads)
 
     def refuse_misfits(self) -> None:
-        """Refuse kept replies whose summed payloads have other shapes than most clients'."""
-        for name in self.rule.sum.payloads:
+        """Refuse replies in full whose summed payloads have other shapes than most clients'."""
+        for name in self.settings.payloads:
             replies = [reply for reply in self.replies if name in reply.payloads]
             shapes = {r.client_id: shapes_of(r.payloads[name]) for r in replies}
             counts = Counter(map(str, shapes.values()))
@@ -205,7 +204,7 @@ class ReplyFold:
                 for client, found in shapes.items()
                 if str(found) != usual
             }
-        self.kept = [reply for reply in self.kept if reply.client_id not in self.refused]
+        self.in_full = [one for one in self.in_full if one.client_id not in self.refused]
 
 
 def fold_replies(
@@ -240,22 +239,3 @@ def summed_payloads(server_sides: Mapping[str, ServerSide]) -> frozenset[str]:
         or type(side).release is not ServerSide.release
         for name in side.needs | side.adds
     )
-
-
-def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors by name."""
-    return {name: tuple(value.shape) for name, value in sorted(tensors.items())}
-
-
-def known_shapes(payloads: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return the payloads all of whose shapes are known before a reply comes."""
-    closed = {
-        name: {tensor: tuple(n for n in shape if n is not None) for tensor, shape in shapes.items()}
-        for name, shapes in payloads.items()
-    }
-    return {name: shapes for name, shapes in closed.items() if shapes == payloads[name]}
-
-
-def per_example(client_sides: Mapping[str, ClientSide]) -> frozenset[str]:
-    """Return the payloads that grow with a client's number of examples."""
-    return frozenset(name for side in client_sides.values() for name in side.per_example)

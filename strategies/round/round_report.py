@@ -13,10 +13,11 @@ from flwr.common.logger import log
 from fedhet.common.errors import DivergedError
 from fedhet.common.metrics import row_key
 from fedhet.strategies.base import Payloads
-from fedhet.strategies.round.chosen import Chosen
-from fedhet.strategies.round.client_versions import ClientVersions
-from fedhet.strategies.round.records import count_bytes
+from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.reply_fold import ReplyFold
+from fedhet.strategies.round.selection import Arrived, Selection
+from fedhet.strategies.wire.client_versions import ClientVersions
+from fedhet.strategies.wire.records import count_bytes
 
 _NAMED = 5  # reasons, and clients of one
 _LEFT_OUT, _HALF = 1e-3, 0.5  # of what a reply counts in the plain mean
@@ -40,7 +41,8 @@ class RoundReport:
     # under a robust aggregator: clients that did not count, and how far others did, below a half
     left_out: Sequence[int] = ()
     down_weighted: Mapping[int, float] = field(default_factory=dict)
-    alarms: Mapping[int, float] = field(default_factory=dict)  # z of clients that stand out
+    # what stands out of clients that do, and how far (z): the update, or a payload by its name
+    alarms: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     bytes_down: int = 0  # serialised array bytes sent to clients
     bytes_up: int = 0  # the same received from clients, refused replies included
     seconds: float = 0.0  # from sampling to the new params, without evaluation
@@ -52,16 +54,21 @@ class RoundReport:
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
     fatal: Exception | None = None  # the run ends with this round
 
-    def take_chosen(self, chosen: Chosen) -> None:
+    def take_selection(self, selection: Selection) -> None:
         """Record who is asked, who in vain, when the round ends, and the bytes sent."""
-        fate, messages = chosen.fate, chosen.messages.values()
-        sizes = [count_bytes(message.content) for message in messages]
-        self.clients, self.dropped, self.late = list(chosen.messages), fate.dropped, fate.late
-        versions = sorted(chosen.versions.items())  # by client, as ``clients``
+        outcome, messages = selection.outcome, selection.messages
+        sizes = [count_bytes(message.content) for message in messages.values()]
+        self.clients, self.dropped, self.late = list(messages), outcome.dropped, outcome.late
+        versions = sorted(selection.versions.items())  # by client, as ``clients``
         self.staleness = [self.round - 1 - version for _, version in versions]
-        self.simulated_seconds = chosen.clock + fate.seconds
-        in_vain = len(fate.dropped) + len(fate.late)
+        self.simulated_seconds = selection.clock + outcome.seconds
+        in_vain = len(outcome.dropped) + len(outcome.late)
         self.bytes_down = sum(sizes) + in_vain * max(sizes, default=0)
+
+    def take_arrived(self, arrived: Arrived) -> None:
+        """Record what became of real clients that nobody waits for."""
+        self.late, self.staleness = arrived.late, arrived.staleness
+        self.bytes_down = arrived.bytes_down
 
     def take(self, fold: ReplyFold, asked: int) -> None:
         """Record, and log, what became of the replies of the clients asked."""
@@ -75,16 +82,12 @@ class RoundReport:
     def take_trust(
         self, trust: Mapping[int, float], alarms: Mapping[int, Mapping[str, float]]
     ) -> None:
-        """Record how far each reply counted, and log whose update or payload stands out."""
+        """Record how far each reply counted, and whose update or payload stands out."""
         self.left_out = sorted(client for client, one in trust.items() if one <= _LEFT_OUT)
         self.down_weighted = {
             client: one for client, one in sorted(trust.items()) if _LEFT_OUT < one < _HALF
         }
-        self.alarms = {client: max(scores.values()) for client, scores in sorted(alarms.items())}
-        for client, scores in sorted(alarms.items()):
-            what = ", ".join(f"{name} (z = {z:.1f})" for name, z in scores.items())
-            text = "round %s: client %s sent what is far longer than the others': %s"
-            log(WARNING, text, self.round, client, what)
+        self.alarms = dict(sorted(alarms.items()))
 
     def reasons(self) -> str:
         """Return why replies are missing, in a line."""
@@ -97,6 +100,26 @@ class RoundReport:
             if clients
         ]
         return "; ".join([*self.failures[:_NAMED], *in_vain]) or "none: too few clients were asked"
+
+    def error_of_failed(
+        self, failed: int, federation: FederationConfig, needed_by_method: int
+    ) -> Exception | None:
+        """Log the last of ``failed`` failed rounds in a row; return its error if too many.
+
+        ``needed_by_method`` is how many replies the aggregator needs; min_replies may be more.
+        """
+        most, valid = federation.max_failed_rounds, len(self.clients)
+        needed = f"min_replies={federation.min_replies}"
+        if needed_by_method > federation.min_replies:
+            needed = f"the {needed_by_method} that strategy.aggregator needs"
+        log(WARNING, "%s valid replies, fewer than %s: the model is unchanged", valid, needed)
+        if failed < most:
+            return None
+        message = (
+            f"{failed} rounds in a row had fewer valid replies than {needed} "
+            f"(max_failed_rounds={most}); the last failures: {self.reasons()}"
+        )
+        return self.error(message)
 
     def error(self, message: str) -> Exception:
         """Return the error of a run that ends with this round, for want of valid replies."""
@@ -118,7 +141,8 @@ class RoundReport:
             row["down_weighted"] = {str(c): round(w, 4) for c, w in self.down_weighted.items()}
         if self.alarms:
             row |= {"alarms": len(self.alarms)}
-            row["standing_out"] = {str(c): round(z, 1) for c, z in self.alarms.items()}
+            found = {str(c): round(max(z.values()), 1) for c, z in self.alarms.items()}
+            row["standing_out"] = found
         for name in ("absent", "dropped", "late"):
             if clients := getattr(self, name):
                 row[name] = list(clients)

@@ -8,53 +8,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, DivergedError, require_choice
+from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.strategies.base import (
-    ClientSide,
     Cohort,
     Payloads,
+    Reads,
     Reply,
     ReplySum,
     ServerSide,
     Shapes,
     Tensors,
-    Weighting,
 )
-from fedhet.strategies.robust.aggregator import RobustAggregator
-from fedhet.strategies.robust.alarm import standing_out
-from fedhet.strategies.round.compressed_records import compressed_shapes, residual_key
-from fedhet.strategies.round.decoder import ExpectedReply, largest_of, widest_of
-from fedhet.strategies.round.exact_sum import largest_summand
-from fedhet.strategies.round.reply_fold import (
-    FoldRule,
-    Limits,
-    ReplyFold,
-    SumRule,
-    known_shapes,
-    per_example,
-    sum_of,
-    summed_payloads,
-)
+from fedhet.strategies.round.alarm import standing_out
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold, sum_of, summed_payloads
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel, UsesServerModel
-from fedhet.strategies.round.tensor_files import below
+from fedhet.strategies.round.update_diagnostics import diagnose, step_norm
 from fedhet.strategies.slots import (
     Aggregator,
+    CombinesReplies,
+    Coupled,
     Observer,
     Output,
-    ReadsNoReply,
     ReplyTransform,
     ServerOptimizer,
     SumAggregator,
+    reads_of,
 )
-from fedhet.strategies.statistics.update_diagnostics import diagnose, step_norm
+from fedhet.strategies.wire.compressed_records import residual_key
+from fedhet.strategies.wire.records import known_shapes
+from fedhet.strategies.wire.tensor_files import below
 
 OUTPUT = "output"  # owner of the last output model in the state
+_IN_FULL = Reads.REPLIES | Reads.MODELS
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What the server's step gives.
+
+    Attributes:
+        params: the new x, buffers included.
+        diagnostics: how far the clients' updates agree (update_diagnostics.py).
+        alarms: by client id, what stands out, and how far (alarm.py).
+        trust: by client id, how far a reply counted under a robust aggregator.
+    """
+
+    params: dict[str, Tensor]
+    diagnostics: Mapping[str, float]
+    alarms: Mapping[int, Mapping[str, float]]
+    trust: Mapping[int, float]
 
 
 class ServerStep:
@@ -73,11 +80,6 @@ class ServerStep:
 
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.
-        summed: the server knows no single reply (privacy/checks.py), so that diagnostics of the
-            round's updates are those of their sum.
-        rounding: step to which this round's clients round what a secure sum adds up; 0: none.
-        alarms: of the last round by client id, what stands out, and how far (robust/alarm.py);
-            none under central privacy.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class ServerStep:
         output: Output,
         server_model: ServerModel | None = None,
         observers: Sequence[Observer] = (),
+        *,
+        summed: bool = False,
     ) -> None:
         self.sides = dict(sides)
         self.aggregator = aggregator
@@ -99,12 +103,11 @@ class ServerStep:
         self.output = output
         self.observers = tuple(observers)
         self.server_model = self._bind(server_model)
-        self._model = dict(server_model.model.named_parameters()) if server_model else {}
+        self.model_params = dict(server_model.model.named_parameters()) if server_model else {}
         self.output_model: Tensors | None = None
-        self.summed, self.rounding = False, 0.0
-        self._diagnostics: dict[str, float] = {}
-        self.alarms: dict[int, dict[str, float]] = {}
-        self.robust = aggregator if isinstance(aggregator, RobustAggregator) else None
+        self.combining = aggregator if isinstance(aggregator, CombinesReplies) else None
+        self.releases_noise = any(side.leaves != Reads.ALL for side in self.sides.values())
+        self.summed = summed or self.releases_noise
 
     def init(self, tensors: Tensors, state: Payloads) -> None:
         """Start from ``tensors``; ``state`` (of :meth:`state_dict`) is restored if not empty."""
@@ -137,68 +140,25 @@ class ServerStep:
             name: shapes for side in self.sides.values() for name, shapes in side.expected().items()
         }
 
-    def fold_rule(
-        self,
-        params: Tensors,
-        client_sides: Mapping[str, ClientSide],
-        lr: Mapping[int, float],
-        num_clients: int,
-        most_weight: float,
-        limits: Mapping[int, Limits],
-    ) -> FoldRule:
-        """Return what a round's replies must be, and how they are added up.
-
-        Args:
-            params: as they were sent, buffers included.
-            client_sides: the methods' client halves.
-            lr: eta_l that the clients were told, by id.
-            num_clients: N.
-            most_weight: that all weights of a round can sum to.
-            limits: of the round's clients, by id.
-        """
-        sides, everything = client_sides.values(), {**self._model, **params}
-        summed, grown = summed_payloads(self.sides), per_example(client_sides)
-        name = "weighting" if isinstance(self.aggregator, SumAggregator) else "weighs"
-        given: Weighting = getattr(self.aggregator, name, "clients")
-        by = require_choice(f"{type(self.aggregator).__name__}.{name}", given, get_args(Weighting))
-        largest = min(largest_of(everything, num_clients), largest_summand(most_weight))
-        expected = ExpectedReply(
-            {name: torch.empty_like(value, device="meta") for name, value in params.items()},
-            self.buffers,
-            payloads={name for side in sides for name in side.sends},
-            shapes=self.expected(),
-            dtypes={name: kind for side in sides for name, kind in side.dtypes.items()},
-            measures={name for side in sides for name in side.measures},
-            widest=widest_of(everything),
-            largest=largest,
-            per_example=grown,
-            lr=lr,
-            compressed=compressed_shapes(client_sides, known_shapes(self.expected())),
-        )
-        return FoldRule(expected, limits, SumRule(by, summed), keep=self.keeps_replies)
-
     @property
     def keeps_replies(self) -> bool:
         """Whether a part reads single replies, so that a round holds them all."""
+        parts = (self.aggregator, self.output, *self.observers, *self.sides.values())
         return (
-            not isinstance(self.aggregator, SumAggregator)
-            or self.robust is not None
-            or not isinstance(self.output, ReadsNoReply)
-            or bool(self.transforms)
-            or any(getattr(observer, "keeps_replies", True) for observer in self.observers)
-            or any(side.keeps_replies for side in self.sides.values())
+            bool(self.transforms)
+            or any(reads_of(part) & _IN_FULL for part in parts)
             or not summed_payloads(self.sides) <= known_shapes(self.expected()).keys()
         )
 
     @property
     def least_replies(self) -> int:
         """How many replies the aggregator needs."""
-        return 1 if self.robust is None else self.robust.least
+        return 1 if self.combining is None else self.combining.least
 
     def check_cohort(self, num_clients: int, most: int) -> None:
         """Refuse rounds of at most ``most`` clients if the aggregator needs more."""
-        if self.robust is not None:
-            self.robust.check_cohort(num_clients, most)
+        if self.combining is not None:
+            self.combining.check_cohort(num_clients, most)
 
     @property
     def single_check(self) -> Callable[[Reply], None] | None:
@@ -218,7 +178,7 @@ class ServerStep:
         round: int,
         num_clients: int,
         rebase: Callable[[ReplySum, Tensors], ReplySum] | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> Stepped:
         """Return the new tensors, buffers included, and set ``output_model``.
 
         Args:
@@ -226,39 +186,37 @@ class ServerStep:
             fold: the valid replies, at least one.
             round: t.
             num_clients: N.
-            rebase: see Chosen; None: the clients have started from ``tensors``.
+            rebase: see Selection; None: the clients have started from ``tensors``.
 
         Raises:
             DivergedError: if the new model, or the output model, holds NaN or Inf.
         """
         if self.server_model is not None:
             self.server_model.load(tensors)
-        params, replies = self._trainable(tensors), fold.replies
+        params, replies, settings = self._trainable(tensors), fold.replies, fold.settings
         received = fold.total()
-        kept: Sequence[Reply] = replies if fold.rule.keep else ()
-        robust = self.robust is not None
+        in_full: Sequence[Reply] = replies if settings.keep else ()
+        robust = self.combining is not None
         cohort = Cohort(round, len(replies), num_clients, summed=self.summed, robust=robust)
         for observe in self.observers:
-            observe(params, received, kept, cohort)
+            observe(params, received, in_full, cohort)
         # central privacy covers the sum that it releases, and no norm of a single reply
-        averaged = any(side.averages for side in self.sides.values())
-        known = () if averaged else received.replies
-        self.alarms = standing_out(known)
-        total, kept = self._aggregated(params, received, kept, fold.rule.sum, round)
+        known = () if self.releases_noise else received.replies
+        total, in_full = self._aggregated(params, received, in_full, settings, round)
         if rebase is not None:
             total = rebase(total, tensors)
         cohort = replace(cohort, size=len(total.replies))
-        changes = self._changes(params, total, kept)
+        changes = self._changes(params, total, in_full)
         _require_like("strategy/aggregator", self.aggregator, changes, params, tensors)
         update = self._trainable(changes)
-        self._diagnostics = (step_norm if self.summed else diagnose)(received, update)
+        diagnostics = (step_norm if self.summed else diagnose)(received, update)
         stepped = self.optimizer.step(params, update, cohort)
         _require_like("strategy/server_optimizer", self.optimizer, stepped, params, params)
         for side in self.sides.values():
             side.reduce(total, update, cohort)
         moved = {name: tensors[name] + changes.get(name, c) for name, c in total.buffers.items()}
         new = _typed_as(tensors, {**tensors, **stepped, **moved})
-        output_model = self.output(params, update, stepped, kept)
+        output_model = self.output(params, update, stepped, in_full)
         if isinstance(self.output, BuildsOutputModel):
             self.output_model = output_model
         else:
@@ -267,46 +225,49 @@ class ServerStep:
             self.output_model = None if same else _typed_as(tensors, {**new, **output_model})
         for what, model in (("new", new), (OUTPUT, self.output_model or {})):
             _require_finite(what, model, known, round)
-        return new
+        trust = {} if self.combining is None else self.combining.trust
+        return Stepped(new, diagnostics, standing_out(known), trust)
 
     def _aggregated(
         self,
         params: Tensors,
         received: ReplySum,
-        kept: Sequence[Reply],
-        rule: SumRule,
+        in_full: Sequence[Reply],
+        settings: FoldSettings,
         round: int,
     ) -> tuple[ReplySum, Sequence[Reply]]:
-        """Return what is aggregated: transformed replies that are kept, and the released sum."""
-        replies = kept
+        """Return what is aggregated: transformed replies in full, and the released sum."""
+        replies = in_full
         for transform in self.transforms:
             replies = transform(params, replies)
         for side in self.sides.values():
             replies = side.receive(params, replies)
-        total = received if replies is kept else sum_of(replies, rule)
-        if self.robust is not None:
-            total = self.robust.combine(params, total, replies, round)
-        total = replace(total, rounding=self.rounding)
+        total = received
+        if replies is not in_full:
+            total = sum_of(replies, settings.weights, settings.payloads)
+        if self.combining is not None:
+            total = self.combining.combine(params, total, replies, round)
+        total = replace(total, rounding=settings.rounding)
         for side in self.sides.values():
             total = side.release(total)
         return total, replies
 
     def _changes(
-        self, params: Tensors, total: ReplySum, kept: Sequence[Reply]
+        self, params: Tensors, total: ReplySum, in_full: Sequence[Reply]
     ) -> dict[str, Tensor]:
         """Return Delta, and the buffers' changes if the aggregator makes them."""
         if isinstance(self.aggregator, SumAggregator):
             return self.aggregator(params, total)
-        return self.aggregator(params, kept)
+        return self.aggregator(params, in_full)
 
     def restart_coupled(self, tensors: Tensors) -> frozenset[str]:
         """Reinitialise the parts that are coupled to client states; return those states' keys."""
         restarted: frozenset[str] = frozenset()
         for part in self._parts().values():
-            coupled_state: frozenset[str] = getattr(part, "coupled_state", frozenset())
-            if coupled_state:
+            if isinstance(part, Coupled) and part.coupled_state:
                 part.init(self._trainable(tensors))
-                restarted |= coupled_state | {residual_key(n) for n in getattr(part, "needs", ())}
+                needs = part.needs if isinstance(part, ServerSide) else ()
+                restarted |= part.coupled_state | {residual_key(name) for name in needs}
         return restarted
 
     def build_output_model(self, tensors: Tensors) -> nn.Module:
@@ -316,9 +277,9 @@ class ServerStep:
         return self.output.build_model(tensors)
 
     def metrics(self) -> dict[str, float]:
-        """Return the diagnostics of the round's updates and the sides' metrics."""
+        """Return the sides' metrics of the finished round."""
         reported = [side.metrics() for side in self.sides.values()]
-        return self._diagnostics | {n: value for part in reported for n, value in part.items()}
+        return {name: value for part in reported for name, value in part.items()}
 
     def state_dict(self) -> dict[str, Tensors]:
         """Return every part's state, by "<owner>/<group>"."""
@@ -331,9 +292,9 @@ class ServerStep:
             for group, values in groups.items()
         }
 
-    def _parts(self) -> dict[str, ServerSide | ServerOptimizer | RobustAggregator]:
-        robust = {} if self.robust is None else {"aggregator": self.robust}
-        return {"server_optimizer": self.optimizer, **robust, **self.sides}
+    def _parts(self) -> dict[str, ServerSide | ServerOptimizer | CombinesReplies]:
+        combining = {} if self.combining is None else {"aggregator": self.combining}
+        return {"server_optimizer": self.optimizer, **combining, **self.sides}
 
     def _trainable(self, tensors: Tensors) -> dict[str, Tensor]:
         return {name: value for name, value in tensors.items() if name not in self.buffers}

@@ -1,4 +1,12 @@
-"""A training round in progress: the value that connects its messages with their replies."""
+"""A training round in progress: the value that connects its messages with their replies.
+
+The four steps of a round are functions of it:
+
+    select    -> TrainingRound   who trains, and what they are sent (selection.py, expectations.py)
+    send      -> RoundReplies    here, or a mode's, such as a secure sum
+    fold      -> ReplyFold       the replies are checked and added up (reply_fold.py)
+    step      -> Stepped         the new x (server_step.py)
+"""
 
 from __future__ import annotations
 
@@ -11,9 +19,9 @@ from flwr.serverapp import Grid
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Reply, Tensors
-from fedhet.strategies.round.chosen import Chosen
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold, add_missing, fold_replies
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold, add_missing, fold_replies
 from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.round.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -23,16 +31,17 @@ class TrainingRound:
     Iterating yields the messages, as Flower expects of ``configure_train``.
     """
 
+    number: int  # t, from 1
     params: Tensors  # x and the buffers, as sent
-    chosen: Chosen  # the clients, and what they are sent
-    rule: FoldRule  # what their replies must be, and how they are added up
+    selection: Selection  # the clients, and what they are sent
+    folding: FoldSettings  # what their replies must be, and how they are added up
     timeout: float  # seconds to wait for the replies
-    report: RoundReport  # completed step by step
+    report: RoundReport  # written as the round goes on
 
     @property
     def messages(self) -> Mapping[int, Message]:
         """The messages by client id."""
-        return self.chosen.messages
+        return self.selection.messages
 
     def __iter__(self) -> Iterator[Message]:
         """Yield the messages."""
@@ -55,14 +64,17 @@ class RoundReplies:
 
     def fold(self, check: Callable[[Reply], None]) -> ReplyFold:
         """Return the valid replies, and why others are refused."""
-        fold = ReplyFold(self.round.rule, check)
+        fold = ReplyFold(self.round.folding, check)
         fold_replies(self, self.round.messages, fold, self.round.timeout)
         return fold
+
+    def complete(self, report: RoundReport) -> None:
+        """Add to the finished round's report what only the sending knows."""
 
 
 @dataclass(frozen=True)
 class FoldedReplies(RoundReplies):
-    """The replies of a round that the grid's workers have added up; none can be looked into."""
+    """The replies of a round that are added up already; none can be looked into."""
 
     folded: ReplyFold
 
@@ -77,7 +89,7 @@ class FoldingGrid(Protocol):
     """A grid whose workers decode and add up the replies where the clients are."""
 
     def send_and_fold(
-        self, messages: Mapping[int, Message], rule: FoldRule, timeout: float | None = None
+        self, messages: Mapping[int, Message], settings: FoldSettings, timeout: float | None = None
     ) -> ReplyFold:
         """Send messages, by client id; return the sum of the replies that arrive in time."""
 
@@ -93,20 +105,21 @@ def send_round(
         check: of the server's sides, of every single reply; None: they have none.
         own: an own ``aggregate_train`` looks at the messages, so that they are passed on.
     """
-    timeout, arriving = training.timeout, training.chosen.arriving
+    timeout, arriving = training.timeout, training.selection.arriving
     if arriving is not None:
         if own:
             raise ConfigError(
                 "strategy.asynchronous on real sites adds replies up as they arrive: a strategy "
                 "with an aggregate_train of its own needs rounds that wait"
             )
-        fold = ReplyFold(training.rule, check)
-        answered = arriving.collect(fold, training.report)
-        versions = {client: training.chosen.versions[client] for client in answered}
-        chosen = replace(training.chosen, versions=versions)
-        return FoldedReplies(replace(training, chosen=chosen), (), fold)
-    adds = not own and check is None and not training.rule.keep
+        fold = ReplyFold(training.folding, check)
+        arrived = arriving.collect(fold)
+        training.report.take_arrived(arrived)
+        versions = {client: training.selection.versions[client] for client in arrived.clients}
+        selection = replace(training.selection, versions=versions)
+        return FoldedReplies(replace(training, selection=selection), (), fold)
+    adds = not own and check is None and not training.folding.keep
     if adds and isinstance(grid, FoldingGrid):
-        folded = grid.send_and_fold(training.messages, training.rule, timeout)
+        folded = grid.send_and_fold(training.messages, training.folding, timeout)
         return FoldedReplies(training, (), folded)
     return RoundReplies(training, grid.send_and_receive(training, timeout=timeout))

@@ -23,29 +23,27 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
+from fedhet.strategies.parts import Parts
 
 CLASS_COUNTS, COUNTS = "class_counts", "counts"
 HEAD = "head"
 
 
 class ClassCountsClient(ClientSide):
-    """Sends the class counts; nothing where ``sent`` is False."""
+    """Sends the class counts."""
 
     by_class = True
-
-    def __init__(self, sent: bool = True) -> None:
-        self.sends = frozenset({CLASS_COUNTS} if sent else ())
+    sends = frozenset({CLASS_COUNTS})
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Return the counts (C,)."""
-        return counted(context) if self.sends else {}
+        return counted(context)
 
 
 class ClassCountsServer(ServerSide):
-    """Refuses class counts that cannot be right; expects none where ``sent`` is False."""
+    """Refuses class counts that cannot be right."""
 
-    def __init__(self, sent: bool = True) -> None:
-        self.needs = frozenset({CLASS_COUNTS} if sent else ())
+    needs = frozenset({CLASS_COUNTS})
 
     def init(self, params: Tensors) -> None:
         """Note the number of classes; refuse a classifier that stays at the clients."""
@@ -58,12 +56,19 @@ class ClassCountsServer(ServerSide):
 
     def expected(self) -> Shapes:
         """Return the counts' shape (C,)."""
-        return {CLASS_COUNTS: {COUNTS: (self.classes,)}} if self.needs else {}
+        return {CLASS_COUNTS: {COUNTS: (self.classes,)}}
 
     def check(self, reply: Reply) -> None:
         """Refuse counts below 0, or that do not sum to n_i."""
-        if self.needs:
-            check_class_counts(reply, self.classes)
+        check_class_counts(reply, self.classes)
+
+
+def class_count_parts() -> Parts:
+    """Return the parts of a method that weighs clients' models by the classes that they hold."""
+    return Parts(
+        client_sides={CLASS_COUNTS: ClassCountsClient()},
+        server_sides={CLASS_COUNTS: ClassCountsServer()},
+    )
 
 
 def counted(context: LocalContext) -> Payloads:

@@ -15,7 +15,7 @@ uploads of all rounds are summed (``history=all``); a class without examples get
 (``absent=identity``). It computes S_i on augmented images, which is not an option here.
 
 The server learns a client's class counts, and which classes its model mixes up. ``mechanism`` clips
-and adds noise: see privacy/gaussian_mechanism.py. Under noise a count within four standard
+and adds noise: see modes/private/gaussian_mechanism.py. Under noise a count within four standard
 deviations of zero is taken as zero; of a row the negative entries are cut off and the rest scaled
 to sum 1, and a row without a positive entry counts as nobody's.
 """
@@ -29,7 +29,8 @@ from typing import Literal
 import torch
 from torch.nn.functional import softmax
 
-from fedhet.common.errors import ConfigError, require_choice, require_range
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Delta, NotNegative, Positive, Share
 from fedhet.strategies.base import (
     ClientSide,
     Cohort,
@@ -41,7 +42,9 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
-from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism, Uploads
+from fedhet.strategies.method import MethodPart
+from fedhet.strategies.modes.private.gaussian_mechanism import GaussianMechanism, Uploads
+from fedhet.strategies.parts import Parts
 from fedhet.strategies.statistics.class_means import (
     COUNTS,
     MEANS,
@@ -53,6 +56,8 @@ from fedhet.strategies.statistics.class_means import (
 SOFT_LABELS = "soft_labels"
 SOFT_LABEL_SUMS = "soft_label_sums"
 HEAD = "head.weight"  # of the classifier, (C, d)
+History = Literal["round", "all"]
+Absent = Literal["keep", "identity"]
 _SURE = 4.0  # standard deviations of noise that a count must exceed
 
 
@@ -63,8 +68,8 @@ class SoftLabelClient(ClientSide):
     sends = frozenset({SOFT_LABEL_SUMS})
     per_example = frozenset({SOFT_LABEL_SUMS})
 
-    def __init__(self, mechanism: GaussianMechanism | None = None) -> None:
-        self.mechanism = mechanism or GaussianMechanism()
+    def __init__(self, mechanism: GaussianMechanism) -> None:
+        self.mechanism = mechanism
         self.private = self.sends if self.mechanism.active else frozenset()
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
@@ -80,9 +85,7 @@ class SoftLabelServer(ServerSide):
     """Keeps SL, the class-wise mean of everybody's soft labels.
 
     Args:
-        smoothing: weight of the old matrix, in [0, 1].
-        history: which rounds' uploads are averaged.
-        absent: the row of a class without examples.
+        smoothing, history, absent: see :class:`SoftLabels`.
         mechanism: the clients' own: how much noise to expect, and epsilon.
     """
 
@@ -90,15 +93,13 @@ class SoftLabelServer(ServerSide):
 
     def __init__(
         self,
-        smoothing: float = 0.0,
-        history: Literal["round", "all"] = "round",
-        absent: Literal["keep", "identity"] = "keep",
-        mechanism: GaussianMechanism | None = None,
+        smoothing: float,
+        history: History,
+        absent: Absent,
+        mechanism: GaussianMechanism,
     ) -> None:
-        self.smoothing = require_range("strategy.soft_labels.smoothing", smoothing, high=1.0)
-        self.history = require_choice("strategy.soft_labels.history", history, ("round", "all"))
-        self.absent = require_choice("strategy.soft_labels.absent", absent, ("keep", "identity"))
-        self.mechanism = mechanism or GaussianMechanism()
+        self.smoothing, self.history, self.absent = smoothing, history, absent
+        self.mechanism = mechanism
         self._epsilons: dict[int, float] = {}
 
     def init(self, params: Tensors) -> None:
@@ -171,3 +172,36 @@ class SoftLabelServer(ServerSide):
         self.sums, self.counts = history[SUMS], history[COUNTS]
         self.summed = int(history["summed"])
         self.uploads = Uploads.of(state["uploads"])
+
+
+class SoftLabels(MethodPart):
+    """Everybody's mean soft label by class; methods that are combined share one."""
+
+    name = "soft_labels"
+
+    smoothing: Share = 0.0
+    """weight of the old matrix; the released code has .5"""
+    history: History = "round"
+    """which uploads are averaged: round | all (the released code)"""
+    absent: Absent = "keep"
+    """the row of a class that nobody held: keep | identity (the released code)"""
+    noise_multiplier: NotNegative = 0.0
+    """z, privacy of the uploads: noise of z sqrt(clip^2 + 1) on every number; 0: none"""
+    clip: Positive = 1.0
+    """maximum L2 norm of an example's soft label, with noise"""
+    delta: Delta = 1.0e-5
+    """of (epsilon, delta) privacy; epsilon is reported"""
+    reproducible_noise: bool = False
+    """true: the noise follows from the seed, so that a run repeats itself to the bit; who knows the
+    seed can take it off"""
+
+    def parts(self) -> Parts:
+        """Add the two halves."""
+        mechanism = GaussianMechanism(
+            self.noise_multiplier, self.clip, self.delta, self.reproducible_noise
+        )
+        server = SoftLabelServer(self.smoothing, self.history, self.absent, mechanism)
+        return Parts(
+            client_sides={"soft_labels": SoftLabelClient(mechanism)},
+            server_sides={"soft_labels": server},
+        )

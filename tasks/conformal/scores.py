@@ -36,7 +36,7 @@ class Score:
     """APS, or RAPS.
 
     Args:
-        name: of the score.
+        name: the score's name.
         penalty: lambda, for each place beyond the free ones; 0 is APS.
         free: k_reg, the number of places without a penalty.
     """
@@ -89,7 +89,7 @@ def rank_of_quantile(count: int, alpha: float) -> int:
 def quantile(scores: Array, alpha: float) -> float:
     """Return q of calibration scores (n,); infinite if there are too few for this alpha.
 
-    At alpha 1 it is -infinity: nothing has to be covered.
+    At alpha 1 it is -infinity, because nothing must be covered.
     """
     rank = rank_of_quantile(len(scores), alpha)
     if rank < 1:

@@ -34,6 +34,7 @@ from fedhet.tasks.conformal.scores import (
     of_labels,
     probabilities_of,
     rank_of_quantile,
+    scores_for,
 )
 
 Counts = NDArray[np.uint32]
@@ -71,6 +72,11 @@ class Grid:
         if rank < 1:
             return -math.inf
         return math.inf if rank > below[-1] else float(self.edges[np.searchsorted(below, rank)])
+
+
+def grids_for(classes: int, bins: int) -> dict[Score, Grid]:
+    """Return the scores for a number of classes, each with the grid that it is rounded up to."""
+    return {score: Grid(score.largest(classes), bins) for score in scores_for(classes)}
 
 
 @dataclass(frozen=True)
@@ -111,9 +117,10 @@ class Client:
         probabilities = probabilities_of(self.logits[kept], temperature)
         return of_labels(score(probabilities, self.uniform[kept]), self.labels[kept])
 
-    def sketch(self, score: Score, temperature: float, grid: Grid) -> Counts:
-        """Return the histogram of these scores, which is sent."""
-        return grid.counts(self.scores(score, temperature))
+    def histograms(self, temperature: float, bins: int) -> dict[str, Counts]:
+        """Return the histogram of each score's values, by its name, which is sent."""
+        grids = grids_for(self.logits.shape[1], bins)
+        return {s.name: grid.counts(self.scores(s, temperature)) for s, grid in grids.items()}
 
 
 def shared_temperature(losses: Sequence[Array]) -> float:

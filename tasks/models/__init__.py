@@ -49,9 +49,9 @@ ON_IMAGES: dict[str, Callable[..., Model]] = {
 WITH_STEM = ("resnet18_gn", "resnet18_bn")
 ON_TEXT: dict[str, Callable[..., Model]] = {"bilstm": bilstm}
 MODELS = (*ON_IMAGES, *ON_TEXT)
-# Generators of images given the class, not classifiers.
+# Generators of images for a given class, not classifiers.
 CONDITIONAL: dict[str, Callable[..., CVAE]] = {"cvae": cvae}
-# On networks whose weights torchvision downloads.
+# Models on networks whose weights torchvision downloads.
 PRETRAINED: dict[str, Callable[..., Model]] = {
     "frozen_resnet18": frozen_resnet18,
     "frozen_resnet34": frozen_resnet34,
@@ -83,15 +83,15 @@ def build_model(
         name: one of MODELS, CONDITIONAL or PRETRAINED, or ``package.module:function``.
         input_shape: (C, H, W) of images, (T,) of texts.
         num_classes: the number of outputs.
-        classifier: of an own model, see :class:`WrappedModel`.
-        options: further arguments of an own model's function.
-        lora: of an own model, see :func:`~fedhet.tasks.models.lora.add_adapters`.
+        classifier: for the user's own model, see :class:`WrappedModel`.
+        options: further arguments of the user's own model function.
+        lora: for the user's own model, see :func:`~fedhet.tasks.models.lora.add_adapters`.
         head_bias: None: as in the model's paper.
         head_init: orthogonal: the classifier starts with orthonormal rows and a bias of zero;
             None: PyTorch's.
-        stem: of a ResNet-18: imagenet or cifar; None: as in the model's paper.
+        stem: for a ResNet-18: imagenet or cifar; None: as in the model's paper.
         vocabulary_size: number of tokens, for texts.
-        seed: of the initial parameters; the global random state is not changed.
+        seed: seed of the initial parameters; the global random state does not change.
 
     Raises:
         ConfigError: for an unknown name, a model for other inputs, a stem or head_init that the
@@ -116,7 +116,7 @@ def build_model(
     for key, value in own:
         if value:
             raise ConfigError(
-                f"task.{key}={value} is for models of your own, and task.model={name} is one of "
+                f"task.{key}={value} is for your own models, but task.model={name} is one of "
                 f"fedhet's: set task.{key}=null"
             )
     build = _builder(name, input_shape, stem, vocabulary_size)
@@ -130,7 +130,7 @@ def build_model(
 
 @contextmanager
 def _drawn_from(seed: int) -> Iterator[None]:
-    """Let a user's function draw from generators with this seed; the program's stay as they are."""
+    """Seed the generators that a user's function draws from; restore their state afterwards."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs, too
@@ -159,14 +159,14 @@ def build_own_model(
 
     Args:
         function: returns an ``nn.Module``.
-        known: what it is given, by the names of its parameters.
+        known: values for its parameters, by name.
         options: further arguments.
         classifier: path of the module that makes the outputs; None: the last linear layer.
-        lora: adapters that are trained in place of the network; None: all of it is trained.
+        lora: adapters to train instead of the network; None: train all of it.
         head_bias: False removes that layer's bias.
         head_init: as in :func:`build_model`.
         classifies: whether the outputs are logits of classes.
-        seed: of the initial parameters, which may come from torch's, NumPy's or Python's generator.
+        seed: seed of the initial parameters, for torch's, NumPy's and Python's generators.
     """
     with _drawn_from(seed):
         network = call_with_known("task.model", function, known, options)
@@ -189,7 +189,7 @@ def _start_orthogonal(name: str, head_init: str, model: AnyModel) -> None:
     require_choice("task.head_init", head_init, ("orthogonal",))
     if isinstance(model, CVAE) or not isinstance(model.head, nn.Linear):
         raise ConfigError(
-            f"task.head_init=orthogonal is for classifiers, and task.model={name} is none: "
+            f"task.head_init=orthogonal is for classifiers, but task.model={name} is not one: "
             "set task.head_init=null"
         )
     num_classes, features = model.head.weight.shape
@@ -210,7 +210,7 @@ def _builder(
     if (name in ON_TEXT) != (len(input_shape) == 1):
         made_for, others = ("texts", ON_IMAGES) if name in ON_TEXT else ("images", ON_TEXT)
         raise ConfigError(
-            f"task.model={name} is for {made_for} and an input of this task has the shape "
+            f"task.model={name} is for {made_for}, but an input of this task has the shape "
             f"{input_shape}: choose a task.model of {', '.join(others)}, one of your own (for "
             "rows of numbers fedhet.tasks.tabular:mlp), or another task"
         )

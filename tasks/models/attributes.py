@@ -1,4 +1,4 @@
-"""What a network's modules hold in plain attributes, beside parameters and buffers."""
+"""The plain attributes of a network's modules, beside parameters and buffers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-FROZEN = "_fedhet_frozen"  # of a module: the attributes that hold its frozen tensors
+FROZEN = "_fedhet_frozen"  # a module's attributes that hold its frozen tensors
 _OF_TORCH = vars(nn.Module()).keys()
 _VALUES = (int, float, complex, str, bytes, type(None))
 
 
 class PlainAttributes:
-    """The plain attributes of modules, to be put back as they were.
+    """Remembers the plain attributes of modules and restores them.
 
-    What forward writes there, such as the hidden state of a recurrent network, would pass from one
-    client to the next. Plain are tensors, arrays, numbers, texts, None, and containers of these;
-    parameters, modules and other objects are left alone.
+    Otherwise what forward writes there, such as the hidden state of a recurrent network, would pass
+    from one client to the next. Tensors, arrays, numbers, texts, None, and containers of these are
+    plain; parameters, modules and other objects are left alone.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -33,12 +33,12 @@ class PlainAttributes:
                 for name, value in variables.items()
                 if name not in hidden and _is_plain(value)
             }
-            # most are numbers and tuples of them, which nobody can change: not to be copied
+            # most are numbers and tuples of them: immutable, so they need no copy
             changing = [name for name, value in plain.items() if _copied(value) is not value]
             self._kept.append((variables, frozenset(variables), plain, changing))
 
     def put_back(self) -> None:
-        """Undo what has changed in them, and remove those that have come since."""
+        """Restore changed attributes, and remove new ones."""
         for variables, known, plain, changing in self._kept:
             for name in variables.keys() - known:
                 if _is_plain(variables[name]):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedhet.tasks.models.model import MAPPED, Model
 
-WIDE = 128  # of a word's embedding, and of each direction
+WIDE = 128  # size of a word's embedding, and of each direction
 PART = 64  # texts at once on a CPU: an LSTM's activations for 64 stay in the cache
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedhet.tasks.models.model import Shape
 
 LATENT = 20
-HIDDEN = (256, 512)  # of the decoder; the encoder has them in reverse
+HIDDEN = (256, 512)  # the decoder's; the encoder has them in reverse
 
 
 class CVAE(nn.Module):

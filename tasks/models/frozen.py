@@ -14,7 +14,7 @@ from fedhet.tasks.models.model import Model, Shape
 class Frozen(nn.Module):
     """A feature extractor that is never trained, sent or stored.
 
-    Its tensors are no parameters of the surrounding model, so it follows the inputs' device.
+    Its tensors are not parameters of the surrounding model, so it follows the inputs' device.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -52,7 +52,7 @@ def _on_resnet(name: str, input_shape: Shape, num_classes: int, head_bias: bool 
 
     if input_shape[0] != 3:
         raise ConfigError(
-            f"task.model=frozen_{name} is for colour images and those of this task have "
+            f"task.model=frozen_{name} is for colour images, but those of this task have "
             f"{input_shape[0]} channels: choose another task.model"
         )
     network, weights = get_model(name), get_model_weights(name).IMAGENET1K_V1

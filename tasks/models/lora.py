@@ -6,9 +6,9 @@ https://arxiv.org/abs/2106.09685. A layer W x becomes
 
     W x + (alpha / r) B A x,    A (r, d) random, B (k, r) zero at first
 
-With peft's layers. Adapters and the classifier are all that is trained, sent and stored, so every
-method works on them as on any other tensors; the mean of the clients' A and that of their B are
-taken each for itself, as in FedIT.
+The layers are peft's. Only adapters and the classifier are trained, sent and stored, so every
+method works on them as on any other tensors. The clients' A and B are averaged separately, as in
+FedIT.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedhet.common.errors import ConfigError, SetupError
 
 
 def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -> None:
-    """Put adapters into a network, and freeze all but them and what is trained in full.
+    """Put adapters into a network, and freeze the rest except what is trained in full.
 
     Args:
         network: changed in place.
@@ -43,7 +43,7 @@ def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -
     for path in whole:
         if path not in modules:
             raise ConfigError(
-                f"task.lora.modules_to_save: {path} is no module of the model; it has: "
+                f"task.lora.modules_to_save: {path} is not a module of the model; it has: "
                 f"{', '.join(filter(None, modules))}"
             )
     targets = list(lora["target_modules"])
@@ -65,7 +65,7 @@ def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -
 
 
 def merge_adapters(network: nn.Module) -> None:
-    """Add each adapter to the weights that it belongs to, and take it out; changes the network."""
+    """Add each adapter to its weights and remove it; changes the network."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for path, module in list(network.named_modules()):

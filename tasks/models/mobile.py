@@ -29,10 +29,10 @@ class ShuffleUnit(nn.Module):
     Zhang et al., ShuffleNet, CVPR 2018, https://arxiv.org/abs/1707.01083, Figure 2 (b) and (c).
 
     Args:
-        channels: of the inputs.
+        channels: channels of the inputs.
         wide: channels of the outputs.
         halve: halve the image; the pooled inputs are then concatenated instead of added.
-        groups: of the first convolution.
+        groups: groups of the first convolution.
     """
 
     def __init__(self, channels: int, wide: int, *, halve: bool, groups: int) -> None:

@@ -18,7 +18,7 @@ class Model(nn.Module):
         features: d.
         num_classes: C.
         head_bias: give the head a bias.
-        classifier_tensors: how many of the body's last tensors are the classifier's, too.
+        classifier_tensors: number of the body's last tensors that also belong to the classifier.
     """
 
     classifies = True  # False: the outputs are numbers of a regression
@@ -48,13 +48,13 @@ class Model(nn.Module):
 
 
 def refuse_integers(inputs: Tensor, error: RuntimeError) -> None:
-    """Refuse integers that a model could not compute with; full memory is no fault of theirs."""
+    """Reject integers that a model could not compute with, unless memory was full."""
     if isinstance(error, OutOfMemoryError) or not isinstance(inputs, Tensor):  # as in torch.fx
         return
     if not inputs.is_floating_point():
         raise ConfigError(
-            f"the model fails on inputs of whole numbers, which it gets as {inputs.dtype}, as "
-            f"tokens are: {error}. Give images and other quantities as float32, such as "
+            f"the model fails on inputs of whole numbers, which it gets as {inputs.dtype}, like "
+            f"tokens: {error}. Give images and other quantities as float32, such as "
             "images / 255"
         ) from error
 
@@ -77,6 +77,6 @@ def require_size(name: str, input_shape: Shape, least: int) -> None:
     height, width = input_shape[1:]
     if min(height, width) < least:
         raise ConfigError(
-            f"task.model={name} needs images of at least {least}x{least} pixels and these are "
+            f"task.model={name} needs images of at least {least}x{least} pixels, but these are "
             f"{height}x{width}: choose another task.model (mlp, resnet8) or task.image_size"
         )

@@ -1,4 +1,4 @@
-"""A run's tensors in the user's own network, and the hash of those that are never trained."""
+"""Loads a run's tensors into the user's network, and hashes tensors that are never trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedhet.tasks.models.wrapped import WrappedModel, last_layer, own_name
 
 
 def frozen_sha256(model: nn.Module) -> str:
-    """Return the hash of what a model neither trains nor sends, in 16 digits; empty without any."""
+    """Return the hash, 16 digits, of tensors that a model neither trains nor sends; or ""."""
     found: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         held = {name: getattr(module, name) for name in getattr(module, FROZEN, ())}
@@ -33,7 +33,7 @@ def frozen_sha256(model: nn.Module) -> str:
 
 
 def model_metadata(model: nn.Module, lora: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return what :func:`load_own_weights` has to know, for the metadata of a model's file."""
+    """Return the metadata of a model's file that :func:`load_own_weights` needs."""
     frozen = frozen_sha256(model)
     found = {"frozen_sha256": frozen} if frozen else {}
     if isinstance(model, WrappedModel):
@@ -53,19 +53,17 @@ def load_own_weights(
 ) -> None:
     """Load a run's tensors into the user's network, by the network's own names.
 
-    Adapters of LoRA are added to the weights that they belong to. A classifier's bias that the run
-    did not have becomes 0.
+    LoRA's adapters are added to their weights. If the run's classifier had no bias, it becomes 0.
 
     Args:
         network: as the model function returns it; changed in place.
-        tensors: of the run's model, by name.
-        metadata: of their file, :func:`model_metadata`.
-        path: of their file, for errors.
-        partial: leave what the file lacks as it is.
+        tensors: the run's tensors, by name.
+        metadata: their file's metadata, :func:`model_metadata`.
+        path: their file's path, for errors.
+        partial: leave tensors that the file lacks unchanged.
 
     Raises:
-        ConfigError: if tensors do not fit or are missing, or what the run kept frozen has other
-            values here.
+        ConfigError: if tensors do not fit or are missing, or frozen tensors differ from the run's.
     """
     classifier = metadata.get("classifier", last_layer(network))
     named = {own_name(name, classifier): value for name, value in tensors.items()}
@@ -81,8 +79,8 @@ def load_own_weights(
     bias_name = {f"{classifier}.bias"} if without_bias else set()
     if not partial and (missing := sorted(_travelling(target) - named.keys() - bias_name)):
         raise ConfigError(
-            f"{path} lacks tensors of the model: {', '.join(missing)}. Clients keep their own of "
-            "personalised methods; partial=True loads what is shared, and leaves these as they are"
+            f"{path} lacks tensors of the model: {', '.join(missing)}. With personalised methods "
+            "clients keep their own; partial=True loads the shared ones and leaves these unchanged"
         )
     try:
         target.load_state_dict(named, strict=False)
@@ -97,7 +95,7 @@ def load_own_weights(
 
 
 def _travelling(network: nn.Module) -> set[str]:
-    """Return the names of what a run trains, and of its floating-point buffers."""
+    """Return the names of the tensors that a run trains, and of floating-point buffers."""
     trained = {name for name, value in network.named_parameters() if value.requires_grad}
     stored = network.state_dict()
     buffers = {name for name, _ in network.named_buffers() if name in stored}
@@ -105,7 +103,7 @@ def _travelling(network: nn.Module) -> set[str]:
 
 
 def _check_frozen(network: nn.Module, metadata: Mapping[str, str], path: Path) -> None:
-    """Refuse a network whose frozen weights are not those that the run trained beside."""
+    """Reject a network whose frozen weights differ from the run's."""
     expected = metadata.get("frozen_sha256")
     if expected is None:
         return
@@ -113,7 +111,7 @@ def _check_frozen(network: nn.Module, metadata: Mapping[str, str], path: Path) -
     found = _sha256({name: value for name, value in parameters if not value.requires_grad})
     if found != expected:
         raise ConfigError(
-            f"{path} was trained beside other frozen weights (hash {expected}, the model's are "
+            f"{path} was trained with other frozen weights (hash {expected}, the model's hash is "
             f"{found or 'none'}): build the model from the same pretrained files, frozen as in the "
             "run, or without any with torch.manual_seed(the run's seed)"
         )

@@ -52,9 +52,9 @@ class Block(nn.Module):
 
 
 class Conv3x3(nn.Conv2d):
-    """A 3x3 convolution with padding 1 that leaves out the weights which meet padding alone.
+    """A 3x3 convolution with padding 1 that leaves out the weights which meet only padding.
 
-    Where its output is one pixel, the image is 1x1 (one weight of nine meets it) or 2x2 (four do).
+    If its output is one pixel, the image is 1x1 (one weight of nine meets it) or 2x2 (four do).
     """
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -20,21 +20,21 @@ _LAST = (nn.Linear, nn.modules.conv._ConvNd)  # what a classifier is, if none is
 class WrappedModel(nn.Module):
     """A user's network whose features are taken at the input of its classifier.
 
-    The classifier becomes ``head`` and all else is below ``body``: its tensors are named so in what
-    travels and in what is stored (:meth:`own_names` gives the network's own names back). The
-    network computes what it did before. Tensors with ``requires_grad=False`` stay as they are: they
-    are not trained, sent or stored.
+    The classifier becomes ``head`` and everything else is below ``body``. Tensors have these names
+    when they travel and when they are stored (:meth:`own_names` returns the network's own names).
+    The network computes the same as before. Tensors with ``requires_grad=False`` stay unchanged:
+    they are not trained, sent or stored.
 
     Args:
         network: inputs (B, ...) to outputs; for classification, logits (B, C).
-        classifier: path of the module that makes the outputs of the features, such as ``fc``; None:
-            the last linear layer, or the last convolution of a network without one.
+        classifier: path of the module that maps features to outputs, such as ``fc``; None: the last
+            linear layer, or the last convolution if there is none.
         head_bias: False removes the classifier's bias.
         classifies: whether the outputs are logits of classes.
 
     Raises:
-        ConfigError: if there is no such module, it is used by several names, or it shares a trained
-            tensor with the body; for a lazy layer that has no size yet.
+        ConfigError: if there is no such module, it has several names, it shares a trained tensor
+            with the body, or a lazy layer has no size yet.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class WrappedModel(nn.Module):
         return found
 
     def own_names(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors by the names that the user's network has for them."""
+        """Return tensors by their names in the user's network."""
         return {own_name(name, self.classifier): value for name, value in tensors.items()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move frozen tensors, too, which are no parameters any more."""
+        """Also move frozen tensors, which are no longer parameters."""
         for module in self.modules():
             for name in getattr(module, FROZEN, ()):
                 setattr(module, name, fn(getattr(module, name)))
@@ -104,7 +104,7 @@ def _cast(model: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
 
 
 def own_name(name: str, classifier: str) -> str:
-    """Return the name that a user's network has for the tensor ``name`` of its WrappedModel."""
+    """Return the name in a user's network of the tensor ``name`` of its WrappedModel."""
     part, _, rest = name.partition(".")
     return f"{classifier}.{rest}" if part == HEAD and classifier else rest
 
@@ -116,7 +116,7 @@ def last_layer(network: nn.Module) -> str:
         if paths:
             return paths[-1]
     raise ConfigError(
-        f"the model {type(network).__name__} has no linear layer or convolution to take as its "
+        f"the model {type(network).__name__} has no linear layer or convolution to use as its "
         "classifier: name the module that makes its outputs (task.classifier)"
     )
 
@@ -143,19 +143,19 @@ def _module(network: nn.Module, path: str) -> nn.Module:
     modules = dict(network.named_modules(remove_duplicate=False))
     if path not in modules:
         known = ", ".join(name for name in modules if name)
-        raise ConfigError(f"task.classifier={path} is no module of the model; it has: {known}")
+        raise ConfigError(f"task.classifier={path} is not a module of the model; it has: {known}")
     found: nn.Module = modules[path]
     names = [name for name, one in modules.items() if one is found]
     if len(names) > 1:
         raise ConfigError(
-            f"task.classifier={path} is used by the names {', '.join(names)}, and its tensors have "
+            f"task.classifier={path} has the names {', '.join(names)}, but its tensors need "
             "one name: choose another module"
         )
     return found
 
 
 def _refuse_lazy(network: nn.Module) -> None:
-    """Refuse layers that get their sizes, and draw their weights, from a first batch."""
+    """Reject layers that get their sizes and weights from a first batch."""
     lazy = [
         f"{path} ({type(module).__name__})"
         for path, module in network.named_modules()
@@ -170,13 +170,13 @@ def _refuse_lazy(network: nn.Module) -> None:
 
 
 def _refuse_tied(body: nn.Module, head: nn.Module, path: str) -> None:
-    """Refuse a head that is trained with the body, which methods could not treat apart."""
+    """Reject a head that shares tensors with the body, because methods treat them separately."""
     own = {id(tensor) for tensor in head.parameters()}
     tied = [name for name, tensor in body.named_parameters() if id(tensor) in own]
     if tied:
         raise ConfigError(
-            f"the classifier {path} shares its tensors with {', '.join(tied)}, and methods treat "
-            "classifier and body apart: untie them (in a Hugging Face model "
+            f"the classifier {path} shares its tensors with {', '.join(tied)}, but methods treat "
+            "classifier and body separately: untie them (in a Hugging Face model "
             "tie_word_embeddings=false), or name another module in task.classifier and set "
             "task.num_classes"
         )
@@ -198,7 +198,7 @@ def _drop_bias(head: nn.Module, path: str) -> None:
 
 
 def _hide_frozen(network: nn.Module) -> None:
-    """Turn tensors that are not trained from parameters into plain attributes."""
+    """Turn parameters that are not trained into plain attributes."""
     for module in network.modules():
         frozen = [n for n, p in module._parameters.items() if p is not None and not p.requires_grad]
         for name in frozen:
@@ -210,7 +210,7 @@ def _hide_frozen(network: nn.Module) -> None:
 
 
 def _tensor(outputs: Any) -> Tensor:
-    """Return a network's outputs; of Hugging Face's models, the logits."""
+    """Return a network's outputs; for Hugging Face's models the logits."""
     found = outputs.get("logits") if isinstance(outputs, Mapping) else outputs
     if found is None or isinstance(found, (tuple, list)):  # torch.fx traces with no tensor
         raise ConfigError(

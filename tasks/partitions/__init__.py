@@ -31,7 +31,7 @@ def partition_rows(
     The partition's own seed overrides the run's.
 
     Raises:
-        ConfigError: if these examples cannot be partitioned so.
+        ConfigError: if these examples cannot be partitioned this way.
     """
     require_whole("clients", num_clients, low=1)
     if num_clients > len(labels):
@@ -69,7 +69,7 @@ def hold_out(rows: Indices, fraction: float, seed: int, client_id: int) -> tuple
     """Split a client's rows; copies of a row stay on one side.
 
     Returns:
-        The rows to train on, in the order given, and those held out: a fraction of the distinct
+        The rows to train on, in the given order, and the held-out rows: a fraction of the distinct
         rows, rounded, but at least one unless the fraction is 0. At least one stays for training.
     """
     distinct = np.unique(rows)

@@ -3,8 +3,8 @@
 After Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification, 2019, https://arxiv.org/abs/1909.06335, as FL-Simulator draws it. All clients get
 n // N rows. Row by row, a random client with room left draws a class from its prior and takes that
-class's next row; a class that has run out starts again. So a row can be with several clients, twice
-with one, or with none: this is no partition in the strict sense.
+class's next row; a class that has run out starts again. So several clients, or none, may
+have a row, and a client may have it twice: this is not a partition in the strict sense.
 
 flwr_datasets' PathologicalPartitioner also gives each client random classes, but shares each class
 among its holders: no row twice, unequal sizes, and a class that nobody drew is left out.
@@ -37,7 +37,7 @@ class ClassPriorPartitioner(RowPartitioner):
         drawn = np.concatenate(  # the classes of each client's places in turn
             [rng.choice(len(classes), size=size, p=prior) for prior in priors]
         )
-        order = rng.permutation(self.clients * size)  # in which the places are filled
+        order = rng.permutation(self.clients * size)  # the order in which places are filled
         rows = np.empty(self.clients * size, dtype=np.int64)
         for label, pool in enumerate(classes):
             places = order[drawn[order] == label]

@@ -36,7 +36,7 @@ class PartitionConfig:
     Attributes:
         name: the flavour.
         holdout: the fraction of each client's examples that it does not train on.
-        seed: of the partition; None: the run's.
+        seed: the partition's seed; None: the run's.
         options: the flavour's own keys.
     """
 

@@ -32,10 +32,10 @@ class ClassDirichletPartitioner(RowPartitioner):
 
     Args:
         num_partitions: N.
-        alpha: concentration; small: each class is with few clients.
+        alpha: concentration; with a small alpha few clients hold a class.
         min_size: the least number of examples of a client.
         balance: leave out clients that already hold their equal share.
-        seed: of the draw.
+        seed: the draw's seed.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ClassDirichletPartitioner(RowPartitioner):
         if len(labels) < needed:
             raise ConfigError(
                 f"partition.min_size={self.min_size} with clients={self.clients} needs {needed} "
-                f"examples and there are {len(labels)}: lower partition.min_size or clients"
+                f"examples, but there are {len(labels)}: lower partition.min_size or clients"
             )
         for _ in range(MAX_DRAWS):
             rows = draw_class_shares(classes, self.clients, self.alpha, random, self.balance)

@@ -42,7 +42,7 @@ def draw_rows(
 ) -> list[Indices]:
     """Return the rows of every client."""
     rows = np.arange(len(labels))
-    if config.name == "iid":  # Flower's cuts the table in its order, without drawing
+    if config.name == "iid":  # Flower's partitioner cuts the table in its order
         rows = np.random.default_rng(seed).permutation(rows)
     ids = np.arange(num_clients)
     if config.name == "natural":
@@ -53,8 +53,8 @@ def draw_rows(
     per_client = config.options.get("shards_per_client", 0)
     if num_clients * per_client > len(labels):  # Flower would divide by zero
         raise ConfigError(
-            f"clients={num_clients} with partition.shards_per_client={per_client} need as many "
-            f"shards, and there are {len(labels)} examples: lower one of them"
+            f"clients={num_clients} times partition.shards_per_client={per_client} is more than "
+            f"the {len(labels)} examples: lower one of them"
         )
     partitioner = build_partitioner(config, num_clients, seed)
     partitioner.dataset = Dataset.from_dict(table).with_format("numpy")
@@ -65,7 +65,7 @@ def draw_rows(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of pyarrow, about Dataset.sort
             return [np.asarray(partitioner.load_partition(int(i))[ROW][:]) for i in ids]
-    except ValueError as error:  # Flower's, which does not know our keys
+    except ValueError as error:  # Flower does not know our keys
         raise ConfigError(
             f"partition={config.name} {dict(config.options)} with clients={num_clients} over "
             f"{len(rows)} examples is not possible: {error}"
@@ -98,9 +98,9 @@ def build_partitioner(config: PartitionConfig, num_clients: int, seed: int) -> P
 def _choose_groups(
     config: PartitionConfig, groups: Indices | None, num_clients: int, seed: int
 ) -> tuple[Indices, Indices]:
-    """Return the rows of as many natural ids as there are clients, and the clients' order.
+    """Choose one natural id per client; return their rows, and the clients' order.
 
-    Flower makes a client of every id in the table, so the table has only the chosen ones.
+    Flower makes a client of every id in the table, so the table has only the chosen ids.
     """
     if groups is None:
         raise ConfigError(

@@ -16,8 +16,8 @@ class Record:
     """One example.
 
     Attributes:
-        value: as its table has it; decoded: pixels (C, H, W) or tokens (T,).
-        label: from 0.
+        value: the value in its table; decoded: pixels (C, H, W) or tokens (T,).
+        label: the label, from 0.
         group: the natural id (such as a writer), if there is one.
     """
 
@@ -31,10 +31,10 @@ class Split:
     """Some examples of decoded arrays, which may be memory-mapped.
 
     Attributes:
-        values: of all examples, (n, C, H, W) pixels or (n, T) tokens.
-        labels: of this split's examples, (m,).
+        values: all examples, (n, C, H, W) pixels or (n, T) tokens.
+        labels: the labels of this split's examples, (m,).
         groups: the natural ids of this split's examples as numbers, (m,).
-        rows: of this split's examples in ``values``, (m,); None: all, in order.
+        rows: rows of this split's examples in ``values``, (m,); None: all, in order.
     """
 
     values: NDArray[Any]
@@ -64,9 +64,9 @@ def stratified_split(strata: NDArray[Any], fraction: float, seed: int) -> tuple[
     """Split rows so that each stratum gives the same fraction, up to rounding.
 
     Args:
-        strata: of each row, (n,).
-        fraction: of the rows in the second part, rounded up; each stratum keeps at least one row.
-        seed: of the choice.
+        strata: the stratum of each row, (n,).
+        fraction: share of the rows in the second part, rounded up; each stratum keeps at least one.
+        seed: seed of the choice.
     """
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(strata))

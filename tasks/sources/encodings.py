@@ -20,21 +20,21 @@ MODES = {1: "L", 3: "RGB"}
 
 
 def in_bytes(image: Image.Image, channels: int, place: object) -> Image.Image:
-    """Return an image as grey (1 channel) or colour (3), a byte a channel.
+    """Return an image as grey (1 channel) or colour (3), with a byte per channel.
 
     Args:
-        image: open.
+        image: an open image.
         channels: 1 or 3.
-        place: where it is, for the error.
+        place: the image's place, for the error.
 
     Raises:
-        ConfigError: for pixels of more than a byte, such as 16-bit grey: Pillow would cut them off
-            at 255, and which value is white is not known.
+        ConfigError: if pixels have more than a byte, such as 16-bit grey. Pillow would cut them off
+            at 255, and nobody knows which value is white.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         raise ConfigError(
-            f"{place}: a pixel has more than 8 bits (Pillow's mode {image.mode}), and fedhet reads "
-            "0 to 255: scale the image to that, or read it by a function of your own (task=own)"
+            f"{place}: a pixel has more than 8 bits (Pillow's mode {image.mode}), but fedhet reads "
+            "0 to 255: scale the image to that, or read it by your own function (task=own)"
         )
     return image.convert(MODES[channels])
 
@@ -44,8 +44,8 @@ class ImageEncoding:
     """Images as pixels, uint8.
 
     Attributes:
-        shape: (C, H, W); images are turned as their EXIF orientation says, and those of another
-            size or mode are scaled and converted.
+        shape: (C, H, W). Images are turned as their EXIF orientation says, and scaled and converted
+            if their size or mode differs.
     """
 
     shape: tuple[int, int, int]
@@ -59,7 +59,7 @@ class ImageEncoding:
         return {"shape": list(self.shape)}
 
     def encode(self, value: Any) -> NDArray[np.uint8]:
-        """Return the pixels of an image in a table, a struct of bytes and path."""
+        """Return the pixels of an image in a table, which is a struct of bytes and path."""
         return self.decode(value["bytes"] if value["bytes"] is not None else Path(value["path"]))
 
     def decode(self, source: bytes | Path) -> NDArray[np.uint8]:

@@ -26,16 +26,16 @@ SUFFIXES = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".
 
 
 def by_suffix(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the images of some files by their endings, sorted, and the others; hidden ones not."""
+    """Sort files into images, by their endings, and others; leave out hidden files."""
     seen = sorted(path for path in paths if not path.name.startswith("."))
     images = [path for path in seen if path.suffix.lower() in SUFFIXES]
     return images, [path for path in seen if path.suffix.lower() not in SUFFIXES]
 
 
 def warn_of_others(folder: Path, others: Sequence[Path]) -> None:
-    """Say how many files of a folder are no images, by their endings."""
+    """Log how many files of a folder are not images, by their endings."""
     if others:
-        text = "%s: %s files are left out, whose endings are none of images', such as %s"
+        text = "%s: %s files are left out, because their endings are not images', such as %s"
         getLogger("flwr").log(WARNING, text, folder, len(others), others[0].name)
 
 
@@ -62,7 +62,7 @@ class ImageSource(Source):
         return Columns(self.task.image_column, self.task.label_column, self.task.group_column)
 
     def class_names(self) -> tuple[str, ...]:
-        """Return the classes in the order of their labels; may look into the data folder."""
+        """Return the classes in the order of their labels; may read the data folder."""
         if self.task.class_names is None and self.task.source == "image_folder":
             return _training_classes(self._train_folder())
         return super().class_names()
@@ -125,23 +125,23 @@ def class_folders(folder: Path) -> tuple[str, ...]:
     paths = (path for path in folder.iterdir() if path.is_dir())
     names = sorted(path.name for path in paths if not path.name.startswith("."))
     if not names:
-        raise ConfigError(f"{folder} has no subfolder: give each class one with its images")
+        raise ConfigError(f"{folder} has no subfolder: make one with images for each class")
     return tuple(names)
 
 
 def _training_classes(folder: Path) -> tuple[str, ...]:
-    """Return the classes that a folder's subfolders name, if there is something to tell apart."""
+    """Return the classes that a folder's subfolders name; there must be at least two."""
     names = class_folders(folder)
     if len(names) < 2:
         raise ConfigError(
-            f"{folder} has one subfolder, {names[0]}, and needs one for each of at least two "
-            "classes: the images may lie one folder too deep"
+            f"{folder} has one subfolder, {names[0]}, but needs one for each of at least two "
+            "classes: perhaps the images are one folder too deep"
         )
     return names
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and those below it, linked ones too, each folder once."""
+    """Yield the files in and below a folder, linked ones too; visit each folder once."""
     seen = set()
     for place, below, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
@@ -188,9 +188,9 @@ class FolderDecoder:
     """One split as an image folder.
 
     Attributes:
-        folder: holds one subfolder per class; a class without one has no examples here.
-        classes: their names, in the order of the labels.
-        encoding: of the images.
+        folder: has one subfolder per class; a class without one has no examples here.
+        classes: the classes' names, in the order of the labels.
+        encoding: the images' encoding.
     """
 
     folder: Path
@@ -205,7 +205,7 @@ class FolderDecoder:
         for name in class_folders(self.folder):
             if name not in labels:
                 raise ConfigError(
-                    f"{self.folder} has a subfolder {name!r} and the classes are: "
+                    f"{self.folder} has a subfolder {name!r}, but the classes are: "
                     f"{', '.join(self.classes)}; rename it or set task.classes"
                 )
             images, more = by_suffix(files_below(self.folder / name))
@@ -248,6 +248,6 @@ class FolderDecoder:
                 value = self.encoding.decode(path)
             except ConfigError:
                 raise
-            except Exception as error:  # of Pillow's decoders, each has its own
+            except Exception as error:  # each of Pillow's decoders raises its own
                 raise DamagedFileError(f"{path} cannot be read as an image: {error}") from None
             yield Record(value, label)

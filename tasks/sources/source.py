@@ -26,7 +26,7 @@ from fedhet.tasks.sources.tables import (
 )
 from fedhet.tasks.vocabulary import Vocabulary
 
-# The data sets whose copies lie in a folder with the task's name: those of conf/task/*.yaml.
+# The data sets of conf/task/*.yaml, whose copies are in a folder with the task's name.
 HUB = {
     "cifar10": "uoft-cs/cifar10",
     "cifar100": "uoft-cs/cifar100",
@@ -35,12 +35,12 @@ HUB = {
     "mnist": "ylecun/mnist",
     "tiny_imagenet": "zh-plus/tiny-imagenet",
 }
-SPLIT_SEED = 0  # of our own test splits: independent of the run's seed
+SPLIT_SEED = 0  # for our own test splits: independent of the run's seed
 
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """Examples in parquet files or on the hub; subclasses add how they are decoded."""
+    """Examples in parquet files or on the hub; subclasses decode them."""
 
     site_layouts: ClassVar[str] = "train.parquet nor train-*.parquet"
 
@@ -57,7 +57,7 @@ class Source(ABC):
         """The tables' columns."""
 
     def class_names(self) -> tuple[str, ...]:
-        """Return the classes in the order of their labels; may look into the data folder."""
+        """Return the classes in the order of their labels; may read the data folder."""
         if self.task.class_names is None:
             raise ConfigError(
                 f"task.num_classes is not set: task.source={self.task.source} needs it"
@@ -81,7 +81,7 @@ class Source(ABC):
     def load_test(self) -> Split | None:
         """Return the test split without looking for training examples, which a server may lack.
 
-        None: the test split is part of the training examples.
+        Return None if the test split is part of the training examples.
         """
         decoder = self._test_decoder()
         return None if decoder is None else decode_once(self._name("test"), decoder)
@@ -166,22 +166,22 @@ class Source(ABC):
         return None
 
     def _folder_names(self) -> list[str]:
-        """Return where files of the data set may lie below a folder of data sets.
+        """Return the folders, below a folder of data sets, that may have this data set.
 
-        A folder that has a task's name holds the task's own data set. Another one on the hub
-        has a folder of its full name there.
+        A folder with a task's name has the task's own data set. Another data set on the hub has a
+        folder with its full name.
         """
         task = self.task
         own = HUB.get(task.name)
         if task.hub is None or own == task.hub:
             return [task.name]
         if own is None and (task.path is not None or task.source == "files"):
-            return [task.hub, task.name]  # a task of the user's, and a folder that was asked for
+            return [task.hub, task.name]  # the user's own task, and the folder that it names
         return [task.hub]
 
 
 def require_folder(folder: Path, key: str) -> Path:
-    """Return the folder if it exists; ``key`` sets it."""
+    """Return the folder if it exists; the error names ``key``, which sets it."""
     if not folder.is_dir():
         raise SetupError(f"{folder} is not a folder: change {key}")
     return folder

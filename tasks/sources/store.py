@@ -20,12 +20,12 @@ from fedhet.common.errors import ConfigError, SetupError
 from fedhet.tasks.sources.arrays import Record, Split
 from fedhet.tasks.sources.encodings import Encoding
 
-FORMAT = 2  # of the cache's files; in 1, pixels of 16 bits are cut off, and images lie as stored
+FORMAT = 2  # of the cache's files; 1 cut off 16-bit pixels and ignored EXIF orientations
 IDENTITY, MANIFEST = "identity.json", "checksums.json"
 logger = logging.getLogger(__name__)
 
 Stats = tuple[tuple[str, int, int, int], ...]
-_whole: dict[Path, Stats] = {}  # what this process has read: once, unless it changes
+_whole: dict[Path, Stats] = {}  # folders that this process has checked, unless they change
 
 
 class Decoder(Protocol):
@@ -64,9 +64,9 @@ def cache_key(identity: object) -> str:
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     """Build a cache folder unless it exists and is whole; safe if several processes race.
 
-    One process builds and the others wait. If the lock does not hold (on some network drives) each
-    builds its own, and the first complete one is kept. The folder appears when it is complete. A
-    damaged one is built again.
+    One process builds and the others wait. If the lock does not work (on some network drives), each
+    builds its own folder, and the first complete one is kept. The folder appears when it is
+    complete. A damaged folder is built again.
     """
     if _problem(folder) is None:
         return folder
@@ -83,13 +83,13 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def content_sha256(folder: Path) -> str:
-    """Return the hash of what a cache folder holds, wherever it was made from."""
+    """Return the hash of a cache folder's content, whatever it was made from."""
     files = _read_manifest(folder)["files"]
     return text_sha256(json.dumps({name: files[name] for name in files if name != IDENTITY}))
 
 
 def _problem(folder: Path) -> str | None:
-    """Return what is wrong with a cache folder; None if it is whole."""
+    """Say what is wrong with a cache folder; None if it is whole."""
     if not folder.is_dir():
         return "is no folder"
     try:

@@ -22,7 +22,7 @@ class Columns:
         example: images, as structs of bytes and path, or texts.
         label: numbers from 0.
         group: the natural ids, if there are any.
-        example_key: the key of the task that names the column of examples.
+        example_key: the task's key that names the column of examples.
     """
 
     example: str
@@ -32,7 +32,7 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """The columns that are read."""
+        """The columns to read."""
         return [name for name in (self.example, self.label, self.group) if name is not None]
 
     def check(self, where: object, available: list[str]) -> None:
@@ -90,12 +90,12 @@ class ParquetTable:
 
 
 def _open(path: Path) -> Any:
-    """Return an open parquet file, whose pages are compared with their checksums, if it has any."""
+    """Open a parquet file; its pages are compared with their checksums, if there are any."""
     from pyarrow.parquet import ParquetFile
 
     try:
         return ParquetFile(path, page_checksum_verification=True)
-    except (OSError, ValueError) as error:  # Arrow's own errors are among them
+    except (OSError, ValueError) as error:  # includes Arrow's own errors
         raise DamagedFileError(f"{path} cannot be read as parquet: {error}") from None
 
 
@@ -140,7 +140,7 @@ class HubTable:
         pinned = {"revision": revision} if revision else {}
         try:
             return datasets.load_dataset(name, split=self.split, **pinned)
-        except Exception as error:  # offline, firewall, renamed: each library has its own error
+        except Exception as error:  # offline, firewall, renamed: each library raises its own error
             raise ConfigError(
                 f"{self.repository} could not be loaded from the hub "
                 f"({type(error).__name__}: {error}). Without a connection, put its parquet files "
@@ -180,7 +180,7 @@ class TableDecoder:
                 value = self.encoding.encode(row.value)
             except ConfigError as error:
                 raise ConfigError(f"{self.table.origin}, example {number}: {error}") from None
-            except Exception as error:  # of Pillow's decoders, each has its own
+            except Exception as error:  # each of Pillow's decoders raises its own
                 raise DamagedFileError(
                     f"{self.table.origin} cannot be read: example {number} is damaged, or not what "
                     f"task.inputs says ({type(error).__name__}: {error})"
@@ -195,7 +195,7 @@ def _rows(chunk: Any, columns: Columns, num_classes: int, where: object) -> Iter
     for value, label, group in zip(values, labels, groups, strict=True):
         if label is None or not 0 <= label < num_classes or label % 1:
             raise ConfigError(
-                f"{where} has the label {label} and task.num_classes={num_classes} allows "
+                f"{where} has the label {label}, but task.num_classes={num_classes} allows "
                 f"0..{num_classes - 1}, whole numbers: change task.num_classes or task.label_column"
             )
         yield Record(value, int(label), None if group is None else str(group))

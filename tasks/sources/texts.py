@@ -44,7 +44,7 @@ class TextSource(Source):
         return Columns(task.text_column, task.label_column, task.group_column, "text_column")
 
     def vocabulary(self) -> Vocabulary:
-        """Return the words that tokens stand for."""
+        """Return the words of the tokens."""
         return self.encoding.vocabulary
 
     def _vocabulary(self) -> Vocabulary:

@@ -9,14 +9,14 @@ from torch.nn import functional as F
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.messages import upload_seed
 from fedhet.client_app.state import ContextStateStore
-from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.local_training import seeded
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names
-from fedhet.strategies.round import records
+from fedhet.strategies.wire import records
 from tests.federation import Regression, TensorBatches, half_squared_error
+from tests.refused import refused
 from tests.strategies.labelled import Classifier, blobs
 from tests.strategies.test_closed_forms import Shifted
 
@@ -72,7 +72,7 @@ def test_tied_tensors_travel_once_and_buffers_that_are_not_stored_stay():
 def test_a_model_in_bfloat16_is_refused_by_the_tensor_that_would_travel():
     model = Autoencoder()
     model.head.bfloat16()
-    with pytest.raises(ConfigError, match=r"head\.weight of the model is torch\.bfloat16"):
+    with refused("head.weight", "torch.bfloat16"):
         client(model, TensorBatches(torch.ones(1, 1), torch.zeros(1)))
     own = TensorSelector("head.*")  # what stays may have any type
     assert shared_names(model, own) == ["encoder.weight"]
@@ -201,15 +201,15 @@ class Careless(ClientSide):
 @pytest.mark.parametrize(
     ("side", "message"),
     [
-        (Careless({"mine/c": {"n": torch.ones(1)}}, {}), r"'mine/c'\]: .* a text without / and co"),
-        (Careless({"n": 3.0}, {}), r"state\['n'\] is a float: .* is tensors by name, such as"),
-        (Careless({"n": {"x": 1}}, {}), r"state\['n'\] is a dict with other values than tensors"),
-        (Careless(sends=None), r"strategy.client_sides.own: its end\(\) returned a NoneType"),
-        (Careless(sends={}, adds=torch.ones(2)), r"has the shape \(2,\): it must be a scalar"),
+        (Careless({"mine/c": {"n": torch.ones(1)}}, {}), "mine/c']"),
+        (Careless({"n": 3.0}, {}), "state['n'] float"),
+        (Careless({"n": {"x": 1}}, {}), "state['n'] dict"),
+        (Careless(sends=None), "strategy.client_sides.own NoneType"),
+        (Careless(sends={}, adds=torch.ones(2)), "2"),
     ],
 )
 def test_what_a_side_cannot_keep_send_or_add_is_refused_by_name(side, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(*message.split()):
         fit(sides={"own": side})
 
 

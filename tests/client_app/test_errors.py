@@ -8,7 +8,7 @@ from flwr.app import Context, Message, RecordDict
 
 from fedhet.client_app.app import app
 from fedhet.client_app.errors import SiteError
-from fedhet.common.errors import ConfigError
+from tests.refused import refused
 
 SECRET = "J. Smith, HIV positive"
 TABLE = [
@@ -90,12 +90,12 @@ def test_an_error_of_or_about_the_users_function_is_not_quoted(line, tmp_path, m
 def test_what_a_machine_lacks_is_said_in_full(tmp_path):
     public = tmp_path / "public.csv"
     public.write_text("age,sick\n30,no\n40,yes\n")
-    with pytest.raises(SiteError, match=r"absent does not exist .*node config's data-folder"):
+    with refused("data-folder", kind=SiteError):
         register_site([*TABLE, f"task.data_options.public={public}"], tmp_path / "absent")
 
 
 @pytest.mark.slow
 def test_a_simulation_says_all(tmp_path):
     (tmp_path / "train.csv").write_text(WRONG_TABLES["label"])
-    with pytest.raises(ConfigError, match=SECRET):
+    with refused(*SECRET.split()):
         register([*TABLE, f"task.data_options.path={tmp_path}", "task.data_options.public=1"])

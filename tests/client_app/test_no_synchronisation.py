@@ -19,10 +19,10 @@ from fedhet.conf import build_local_optimizer, build_part, compose, plain_part
 from fedhet.strategies.base import Batch, LocalContext
 from fedhet.strategies.components.local_training import train_locally
 from fedhet.strategies.components.local_training_config import local_training_config
-from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.tasks import build_task
 from tests.federation import federate
 from tests.recipes import TINY, overrides
+from tests.strategies.sides import built
 from tests.test_every_strategy import METHODS, name_of
 
 pytestmark = pytest.mark.slow
@@ -77,7 +77,7 @@ def train_two_rounds(words: list[str], steps: int, device: str = "cpu") -> None:
     task = build_task(config, plain_part(recipe, "partition"), seed=0, num_clients=clients)
     tensors = task.classifier_tensors
     federate(
-        FederatedStrategy(
+        built(
             client_sides=build_part(recipe, "strategy.client_sides", tensors),
             server_sides=build_part(recipe, "strategy.server_sides", tensors),
         ),

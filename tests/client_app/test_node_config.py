@@ -9,6 +9,7 @@ from flwr.app import Message
 from PIL import Image
 
 from tests.recipes import run_recipe
+from tests.refused import refused
 
 pytestmark = pytest.mark.slow
 
@@ -66,12 +67,12 @@ def test_every_node_trains_on_its_own_folder_and_keeps_its_own_state(sites, tmp_
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"device": "moon"}, "node 101: cannot take part: .*device.*moon"),
-        ({"data-folder": ""}, "node 101: cannot take part: .*data-folder"),
+        ({"device": "moon"}, "101 device"),
+        ({"data-folder": ""}, "101 data-folder"),
     ],
 )
 def test_a_node_that_cannot_take_part_says_why(wrong, message, sites, tmp_path):
     words = [*RECIPE, f"task.path={sites / 'server'}", "runtime.connect_timeout_seconds=0.1"]
     own = {client: node(sites, client) | (wrong if client == 1 else {}) for client in IMAGES}
-    with pytest.raises(TimeoutError, match=message):
+    with refused(*message.split(), kind=TimeoutError):
         run_recipe(tmp_path, *words, node_config=own.__getitem__)

@@ -16,10 +16,10 @@ from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fedbabu import FedBABU
-from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
 from tests.federation import TensorBatches
 from tests.recipes import TINY, run_recipe
 from tests.strategies.labelled import Classifier, WithoutDropout, assert_same, blobs
+from tests.strategies.sides import per_fedavg
 
 CONFIG = {"round": 1, "lr": 0.1, "evaluate-trained": True}
 
@@ -134,7 +134,7 @@ def test_per_fedavg_is_scored_after_plain_steps_of_alpha():
     slopes = torch.autograd.grad(loss, list(found.parameters()))
     expected = [p - alpha * slope for p, slope in zip(found.parameters(), slopes, strict=True)]
     options = LocalTrainingConfig(batch_size=17, epochs=1)
-    one = client(WithoutDropout(), optimizer=PerFedAvgOptimizer(alpha), options=options)
+    one = client(WithoutDropout(), optimizer=per_fedavg(alpha), options=options)
     one.evaluate(one.get_parameters({}), {"round": 1, "lr": 0.1, "finetune-epochs": 1})
     torch.testing.assert_close(list(one.model.parameters()), expected)
 

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedhet.client_app.app import app
 from fedhet.client_app.errors import SiteError
 from fedhet.common.errors import ConfigError
+from tests.refused import refused
 
 DEPLOYED = ["runtime.simulation=false"]
 
@@ -34,6 +35,6 @@ def test_the_timer_is_set_and_cancelled(kind, config, words, timers, monkeypatch
     context = Context(1, 1, node_config={}, state=RecordDict(), run_config=run_config)
     content = RecordDict({"config": ConfigRecord(config)} if config else {})
     message = Message(content, dst_node_id=1, message_type=kind, ttl=77.0)
-    with pytest.raises((ConfigError, SiteError), match="the node config lacks partition-id"):
+    with refused("partition-id", kind=(ConfigError, SiteError)):
         app(message, context)
     assert found == timers

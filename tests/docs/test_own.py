@@ -14,7 +14,7 @@ from fedhet.conf import compose_overrides, plain_part
 from fedhet.conf.mistakes import options_of
 from fedhet.flower_apps import TEMPLATE_KEYS
 from fedhet.server_app.assembly import check_parts, check_words
-from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import build_task
 from fedhet.tools import partition
 from tests.processes import summary_of

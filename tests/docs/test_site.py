@@ -138,7 +138,7 @@ def test_what_travels_is_what_is_measured():
 @pytest.mark.slow
 def test_an_editor_accepts_every_recipe_of_the_repository_and_marks_mistakes():
     validator = Draft202012Validator(json.loads((ROOT / "docs" / "recipe.schema.json").read_text()))
-    experiments = sorted((ROOT / "conf" / "experiment").rglob("*.yaml"))
+    experiments = sorted((ROOT / "reproductions").glob("*/conf/**/*.yaml"))
     for path in [ROOT / "conf" / "config.yaml", *experiments]:
         assert [error.message for error in validator.iter_errors(load(path))] == [], path
     for wrong in ("local: {lrr: 1}", "rounds: -1", "device: gpu", "partition: {alpha: 0}"):

@@ -14,10 +14,10 @@ from fedhet.report.class_counts import partitions_of
 from fedhet.report.data_file import ReportData, parse, to_text
 from fedhet.report.layout import automatic_layout
 from fedhet.report.paper_figures import with_figures
-from reproductions.feddw import class_relations, classifier_data, collect
-from reproductions.feddw.classifier_data import MILLION, rank_correlation, read_relations
-from reproductions.feddw.classifier_data import read_head_norms as read_norms
-from reproductions.feddw.weight_norms import Norms, norms_section
+from fedhet.reproductions.feddw import class_relations, classifier_data, collect
+from fedhet.reproductions.feddw.classifier_data import MILLION, rank_correlation, read_relations
+from fedhet.reproductions.feddw.classifier_data import read_head_norms as read_norms
+from fedhet.reproductions.feddw.weight_norms import Norms, norms_section
 from tests.recipes import TINY, run_recipe
 from tests.reproductions.blocks import by_type, texts_of
 

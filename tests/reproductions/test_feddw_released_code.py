@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset
 
 from fedhet.report.run_data import read_run
-from reproductions.feddw.released_code import (
+from fedhet.reproductions.feddw.released_code import (
     BORDER,
     KERAS,
     MEAN,

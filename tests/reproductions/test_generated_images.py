@@ -9,12 +9,12 @@ from fedhet.report.data_file import Partition
 from fedhet.report.layout import automatic_layout
 from fedhet.report.paper_figures import with_figures
 from fedhet.report.run_data import read_run
+from fedhet.reproductions.maecho import generated_images as module
+from fedhet.reproductions.maecho.decoder_data import SAMPLES, decode, read_generated
+from fedhet.reproductions.maecho.generated_images import generated, generated_of
 from fedhet.strategies.base import Cohort, Reply
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
 from fedhet.tasks.models.cvae import CVAE
-from reproductions.maecho import generated_images as module
-from reproductions.maecho.decoder_data import SAMPLES, decode, read_generated
-from reproductions.maecho.generated_images import generated, generated_of
 from tests.strategies.sides import total_of
 
 SIDE, CLASSES = 4, 3

@@ -12,23 +12,23 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import reproductions.maecho as package
+import fedhet.reproductions.maecho as package
 from fedhet.report.blocks import Picture
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import read_run
+from fedhet.reproductions.maecho import neuron_matching as matching
+from fedhet.reproductions.maecho import replay_fusion as replay
+from fedhet.reproductions.maecho.flat_model import unflat
+from fedhet.reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
+from fedhet.reproductions.maecho.fusion_path_plot import fusion
+from fedhet.reproductions.maecho.neuron_matching import local_optima, matched
+from fedhet.reproductions.maecho.neuron_plot import neurons
+from fedhet.reproductions.subprocess_call import CallError
 from fedhet.strategies.base import local_model
 from fedhet.strategies.fusion.projected_layers import projected_layers
-from fedhet.strategies.maecho import HarmonizedOptima, Released
+from fedhet.strategies.maecho import HarmonizedOptima, MAEcho
 from fedhet.strategies.round.client_snapshots import FILE
 from fedhet.tasks.evaluation import evaluate_model
-from reproductions.maecho import neuron_matching as matching
-from reproductions.maecho import replay_fusion as replay
-from reproductions.maecho.flat_model import unflat
-from reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
-from reproductions.maecho.fusion_path_plot import fusion
-from reproductions.maecho.neuron_matching import local_optima, matched
-from reproductions.maecho.neuron_plot import neurons
-from reproductions.subprocess_call import CallError
 from tests.recipes import TINY, run_recipe
 from tests.reproductions.blocks import by_type, texts_of
 
@@ -121,11 +121,9 @@ def test_what_a_process_prints_of_the_fusion_is_collected_or_why_it_failed(
         return json.loads(capsys.readouterr().out)
 
     settings, said = read_run(folder, "run", 0).settings, []
-    for other in (
-        {"task.model": "cvae"},
-        {"strategy.aggregator._target_": "fedhet.strategies.regmean.A"},
-    ):
-        assert package.collect(folder, settings | other, said.append) is None
+    average = {key: one for key, one in settings.items() if key != "strategy.methods.maecho"}
+    for other in (settings | {"task.model": "cvae"}, average):
+        assert package.collect(folder, other, said.append) is None
     assert package.collect(tmp_path, settings, said.append) is None  # without clients' models
     monkeypatch.setattr(package, "call", run)
     found = package.collect(folder, settings, said.append)
@@ -136,9 +134,7 @@ def test_what_a_process_prints_of_the_fusion_is_collected_or_why_it_failed(
     found = package.collect(tmp_path, settings, said.append)
     assert found["fusion"]["error"].endswith("it has no config.yaml")
     recipe = OmegaConf.load(folder / "config.yaml")
-    recipe.strategy.aggregator = {
-        "_target_": "fedhet.strategies.components.aggregators.UniformMean"
-    }
+    recipe.strategy.methods = {"fedavg": "fedhet.strategies.fedavg:FedAvg"}
     OmegaConf.save(recipe, tmp_path / "config.yaml")
     assert package.collect(tmp_path, settings, said.append) is None  # it does not iterate
     monkeypatch.setattr(package, "call", Mock(side_effect=CallError("it took longer")))
@@ -153,8 +149,9 @@ def test_the_mean_of_the_local_optima_is_what_the_aggregator_returns(
     normalise, step, initial, read
 ):
     """Which holds them in other coordinates (strategies/maecho.py)."""
-    loop = Released(step, normalise)
-    aggregator = HarmonizedOptima(loop, 7, initial=initial, tolerance=0.0, device="cpu")
+    fixed = {"iterations": 7, "tolerance": 0.0, "device": "cpu"}
+    method = MAEcho.unbound({"step": step, "normalise": normalise, "initial": initial, **fixed})
+    aggregator = HarmonizedOptima(method)
     local = [local_model(read.params, reply) for reply in read.replies]
     layers = projected_layers(read.replies)
     optima = local_optima(aggregator, read.replies, local, layers, 7)
@@ -200,7 +197,7 @@ def test_stages_have_the_accuracy_on_the_clients_own_examples(read):
 @pytest.mark.slow
 def test_a_loop_whose_local_optima_are_not_known_has_none(read):
     for changes in ({"initial": "random"}, {"weights": "program"}, {"loop": object()}):
-        other = HarmonizedOptima()
+        other = HarmonizedOptima(MAEcho.unbound({}))
         vars(other).update(changes)
         assert matching.neurons(dataclasses.replace(read, aggregator=other)) is None
 

@@ -1,6 +1,7 @@
 """Early stopping by hand on rows, and the file of the best round when a run is cut short."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,13 +11,16 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import larger_is_better, metric_totals
 from fedhet.common.results import totals
 from fedhet.conf import compose_overrides
-from fedhet.server_app.best_round import (
+from fedhet.server_app.listeners import Finished, Start
+from fedhet.server_app.listeners.best_model import (
     BEST,
     BestModel,
-    EarlyStopping,
     best_model_rule,
     check_measured,
 )
+from fedhet.server_app.listeners.checkpoints import Checkpoints
+from fedhet.server_app.listeners.stopping import EarlyStopping
+from fedhet.strategies.round.round_report import RoundReport
 from fedhet.tasks.metrics import Predictions
 from tests.recipes import TINY, run_recipe
 
@@ -99,42 +103,51 @@ def test_what_is_better_in_a_search():
     assert [larger_is_better(name) for name in smaller] == [False] * 6
 
 
+def best_model(folder, rule=None, done=None, rows=()):
+    """Begin a run, or resume one after ``done``."""
+    results = SimpleNamespace(folder=folder)
+    found = BestModel(rule or EarlyStopping(), Checkpoints(results, None, None, 1), {})
+    found.on_start(Start(folder, {}, {}, rows, done))
+    return found
+
+
 def offer(best, every, number):
-    best.offer(every[: number + 1], {"w": torch.full((2,), float(number))}, "run", {})
+    output = {"w": torch.full((2,), float(number))}
+    best.on_round(Finished(RoundReport(number), every, None, output, 9))
 
 
 def test_the_best_model_is_that_of_the_rounds_that_are_done(tmp_path):
     every, path = rows(0.1, 0.8, 0.3, 0.9), tmp_path / BEST
-    best = BestModel(tmp_path, EarlyStopping(), None)
+    best = best_model(tmp_path)
     for number in (0, 1):
-        offer(best, every, number)
+        offer(best, every[: number + 1], number)
         best.keep()
-    offer(best, every, 2)  # worse: nothing is written
+    offer(best, every[:3], 2)  # worse: nothing is written
     best.keep()
     assert best.summary()["round"] == 1
     offer(best, every, 3)  # killed before the checkpoint of round 3
     assert load_file(path)["w"].tolist() == [1.0, 1.0]
-    resumed = BestModel(tmp_path, EarlyStopping(), 2)
+    resumed = best_model(tmp_path, done=2)
     resumed.keep()
     assert load_file(path)["w"].tolist() == [1.0, 1.0]
     offer(resumed, every, 3)  # killed after the checkpoint, before the file was moved
-    again = BestModel(tmp_path, EarlyStopping(), 3)
+    again = best_model(tmp_path, done=3)
     assert load_file(path)["w"].tolist() == [3.0, 3.0]
     assert (again.summary()["round"], again.summary()["value"]) == (3, 0.9)
-    assert BestModel(tmp_path, EarlyStopping(), None).summary() == {}  # begun afresh
+    assert best_model(tmp_path).summary() == {}  # begun afresh
 
 
 def test_the_best_model_stays_where_its_row_is_lost_and_goes_where_its_round_is(tmp_path, caplog):
-    before = BestModel(tmp_path, EarlyStopping(), None)
+    before = best_model(tmp_path)
     offer(before, rows(0.1, 0.5, 0.9), 2)
     before.keep()
-    without_rows = BestModel(tmp_path, EarlyStopping(), 2, [])
+    without_rows = best_model(tmp_path, done=2)
     for number, value in ((3, 0.2), (4, 0.95)):
-        without_rows.offer([{"round": number, "accuracy": value}], {"w": torch.ones(2)}, "run", {})
+        offer(without_rows, [{"round": number, "accuracy": value}], number)
         without_rows.keep()
         assert without_rows.summary()["value"] == max(0.9, value)
-    earlier = BestModel(tmp_path, EarlyStopping(), 3, rows(0.1, 0.5, 0.9, 0.2))
-    assert "was of round 4 and is gone: the run continues after round 3" in caplog.text
+    earlier = best_model(tmp_path, done=3, rows=rows(0.1, 0.5, 0.9, 0.2))
+    assert f"removed {BEST}" in caplog.text
     assert earlier.summary() == {}
 
 
@@ -143,19 +156,19 @@ CLIENT, LOSS = "early_stopping.metric=client_accuracy", "early_stopping.metric=l
 
 
 def test_a_resumed_run_of_another_rule_does_not_keep_the_model_of_the_old_one(tmp_path, caplog):
-    before = BestModel(tmp_path, EarlyStopping("accuracy"), None)
-    before.offer([{"round": 1, "accuracy": 0.5}], {"x": torch.ones(1)}, "run", {})
+    before = best_model(tmp_path)
+    offer(before, [{"round": 1, "accuracy": 0.5}], 1)
     before.keep()
-    assert BestModel(tmp_path, EarlyStopping("accuracy"), 1).summary()["round"] == 1
-    assert BestModel(tmp_path, EarlyStopping("loss"), 1).summary() == {}
-    assert "was by accuracy and is gone" in caplog.text
+    assert best_model(tmp_path, done=1).summary()["round"] == 1
+    assert best_model(tmp_path, EarlyStopping("loss"), done=1).summary() == {}
+    assert f"removed {BEST}" in caplog.text
 
 
 def test_a_run_that_keeps_its_best_model_from_a_resume_on_says_what_a_round_has_to_beat(
     tmp_path, caplog
 ):
-    BestModel(tmp_path, EarlyStopping(), 3, rows(0.1, 0.5, 0.8, 0.7))
-    assert "a round has to beat accuracy 0.8 of round 2, which has none" in caplog.text
+    best_model(tmp_path, done=3, rows=rows(0.1, 0.5, 0.8, 0.7))
+    assert "accuracy 0.8 of round 2" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -183,14 +196,15 @@ def test_without_test_examples_at_the_server_a_run_cannot_go_by_what_it_measures
 @pytest.mark.slow
 def test_fine_tuning_is_of_the_clients_evaluation(tmp_path):
     words = (*TINY, "evaluation.finetune_epochs=5")
-    with pytest.raises(ConfigError, match="finetune_epochs=5 is of the clients' evaluation"):
+    with pytest.raises(ConfigError, match=r"evaluation\.finetune_epochs=5"):
         run_recipe(tmp_path, *words)
 
 
-def test_the_model_before_a_round_is_not_taken_for_the_one_after_it():
-    words = ("checkpoint.best=received_accuracy",)
-    with pytest.raises(ConfigError, match=r"goes by received_accuracy.*such as client_accuracy$"):
-        best_model_rule(compose_overrides(words), EarlyStopping())
+@pytest.mark.parametrize("best", ["received_loss", "true"])
+def test_the_model_before_a_round_is_not_taken_for_the_one_after_it(best):
+    words = (f"checkpoint.best={best}", "early_stopping.metric=received_loss")
+    with pytest.raises(ConfigError, match=r"^checkpoint\.best=.*received_loss.*client_loss$"):
+        compose_overrides(words)
 
 
 def test_the_clients_loss_is_in_the_summary_where_there_is_no_accuracy():

@@ -8,10 +8,11 @@ from safetensors.torch import load_file
 
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, plain_part
-from fedhet.server_app.calibration import Calibration, CalibrationError
-from fedhet.strategies.round.records import to_record
+from fedhet.server_app.listeners.calibration import CalibrationError, calibrate
+from fedhet.strategies.wire.records import to_record
 from fedhet.tasks import build_task
 from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
+from fedhet.tasks.conformal.calibration import Calibration
 from fedhet.tasks.conformal.scores import APS, of_labels, probabilities_of, raps
 from fedhet.tasks.conformal.sketch import TEMPERATURES
 from fedhet.tasks.evaluation import logits_of
@@ -127,13 +128,13 @@ def asking(histograms):
 )
 def test_histograms_that_cannot_be_are_refused(histograms, why, caplog):
     with pytest.raises(CalibrationError, match="no client has sent"):
-        Calibration([0.1], bins=2).run(asking(histograms), classes=10, held_out={0: 3})
+        calibrate(Calibration([0.1], bins=2), asking(histograms), 10, {0: 3})
     assert why in caplog.text
 
 
 def test_too_few_examples_have_no_threshold():
     ask = asking({"APS": [2, 1, 0], "RAPS": [3, 0, 0]})
-    found = Calibration([0.1, 0.5], bins=2).run(ask, classes=10, held_out={0: 3})
+    found = calibrate(Calibration([0.1, 0.5], bins=2), ask, 10, {0: 3})
     assert [one["threshold"] for one in found["sets"]] == [None, 0.5, None, 0.545]
 
 

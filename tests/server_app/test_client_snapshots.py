@@ -14,11 +14,10 @@ from fedhet.strategies.components.local_training import steps_by_tensor
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fednova import FedNovaClient, FedNovaServer
-from fedhet.strategies.robust.coordinates import Median
+from fedhet.strategies.modes.robust.coordinates import Median
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots, load_replies
-from fedhet.strategies.round.federated import FederatedStrategy
 from tests.recipes import TINY, run_recipe
-from tests.strategies.sides import total_of
+from tests.strategies.sides import built, total_of
 
 pytestmark = pytest.mark.slow
 
@@ -105,8 +104,10 @@ def test_a_method_that_reads_single_replies_is_refused_robustly_with_their_file_
         "server_sides": {"fednova": FedNovaServer()},
     }
     with pytest.raises(ConfigError, match="fednova_reach"):
-        FederatedStrategy(
-            **sides, aggregator=Median(), observers=[ClientSnapshots(tmp_path / "models")]
+        built(
+            **sides,
+            aggregator=Median(),
+            observers=[ClientSnapshots(tmp_path / "models")],
         )
 
 
@@ -130,7 +131,7 @@ def test_reused_training_has_moved_as_far_as_it_did_with_its_momentum(tmp_path, 
         (["seed=1"], "seed=0 there and 1 here"),
         (["local.epochs=2"], "local.epochs=1 there and 2 here"),
         (["partition.alpha=3.0"], "3.0 here"),
-        (["strategy=[ensemble,fedprox]"], "strategy.client_sides.fedprox"),
+        (["strategy=[ensemble,fedprox]"], "strategy.fedprox.mu"),
         (["strategy=[ensemble,ditto]"], "client sides ['ditto'] train a model of the client's own"),
         (["rounds=2"], "set rounds=1"),
         (["local.reuse_training=/no/run"], "checkpoint.client_models=true"),

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedhet.common.errors import ConfigError
 from fedhet.server_app.columns import FILE, _warn_of_strange, decode_statistics
 from fedhet.strategies.base import RefusedReplyError
-from fedhet.strategies.round.records import CATEGORIES, COLUMNS, to_record, to_tensors
+from fedhet.strategies.wire.records import CATEGORIES, COLUMNS, to_record, to_tensors
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tools.evaluate import evaluate
 from tests.recipes import run_recipe

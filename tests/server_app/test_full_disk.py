@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from fedhet.common.checksums import MODEL
 from fedhet.common.results import ResultsFolder, read_rows, read_summary
 from fedhet.server_app.run import log_write_errors, write_error
-from fedhet.strategies.round import tensor_files
-from fedhet.strategies.round.tensor_files import save_tensors
+from fedhet.strategies.wire import tensor_files
+from fedhet.strategies.wire.tensor_files import save_tensors
 
 FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
@@ -44,9 +44,9 @@ def test_tensors_that_do_not_fit_name_their_file_and_leave_the_old_one(
 
 def test_a_summary_that_does_not_fit_does_not_hide_why_the_run_ended(tmp_path, monkeypatch):
     results, first = ResultsFolder(tmp_path), RuntimeError("3 rounds in a row")
-    write_error(results, {"seed": 0}, first)
+    write_error(results, first)
     assert read_summary(tmp_path)["error"] == f"RuntimeError: {first}"
     full = OSError("summary.json could not be written: No space left on device")
     monkeypatch.setattr("fedhet.common.results.save_text", Mock(side_effect=full))
     with log_write_errors(tmp_path):
-        write_error(results, {}, first)
+        write_error(results, first)

@@ -6,6 +6,7 @@ import math
 import struct
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from flwr.app import Message
@@ -13,7 +14,8 @@ from flwr.app import Message
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import read_rows
 from fedhet.conf import compose, fingerprint, resume_fingerprint
-from fedhet.server_app.loggers import LoggedRun, Loggers
+from fedhet.server_app.listeners import End, Finished, Start
+from fedhet.server_app.loggers import Loggers
 from fedhet.server_app.loggers.csv import CSV
 from fedhet.server_app.loggers.tensorboard import TensorBoard
 from tests.recipes import TINY, overrides, run_recipe
@@ -27,9 +29,9 @@ ROWS = [
 SHORT = [*TINY, "local.epochs=1", "task.train_size=60", "task.test_size=20"]
 
 
-def logged_run(folder: Path, rows: list[dict] = ()) -> LoggedRun:
+def logged_run(folder: Path, rows: list[dict] = ()) -> Start:
     about = {"strategy": "fedavg", "task": "digits"}
-    return LoggedRun(folder, about, {"seed": 0, "local": {"lr": 0.1, "clip": None}}, list(rows))
+    return Start(folder, about, {"seed": 0, "local": {"lr": 0.1, "clip": None}}, list(rows))
 
 
 def killed_and_resumed(folder: Path, *words: str) -> list[dict]:
@@ -110,7 +112,7 @@ class Recorder:
     def __init__(self, fails_at: object) -> None:
         self.fails_at, self.calls = fails_at, []
 
-    def start(self, run: LoggedRun) -> None:
+    def start(self, run: Start) -> None:
         self.log({"round": [row["round"] for row in run.rows]})
 
     def log(self, row: dict) -> None:
@@ -122,6 +124,10 @@ class Recorder:
         self.log({"round": summary["status"]})
 
 
+def status_only(about: dict, status: str, error: str) -> dict:
+    return {"status": status}
+
+
 CALLS = [[0], 1, 2, 3, "completed"]
 
 
@@ -130,12 +136,12 @@ CALLS = [[0], 1, 2, 3, "completed"]
 )
 def test_a_logger_that_fails_is_dropped_and_the_others_continue(calls, when, tmp_path, caplog):
     failing, sound = Recorder(fails_at=calls[-1]), Recorder(fails_at=None)
-    loggers = Loggers({"failing": failing, "sound": sound})
-    loggers.start(logged_run(tmp_path, ROWS[:1]))
+    loggers = Loggers({"failing": failing, "sound": sound}, Mock(summary=status_only))
+    loggers.on_start(logged_run(tmp_path, ROWS[:1]))
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        for row in ROWS[1:]:
-            loggers.log(row)
-        loggers.finish({"status": "completed"})
+        for number in range(2, len(ROWS) + 1):
+            loggers.on_round(Finished(None, ROWS[:number], None, {}, 3))
+        loggers.on_end(End("completed"))
     assert (failing.calls, sound.calls) == (calls, CALLS)
     [warning] = [record.getMessage() for record in caplog.records]
     assert f"logger.failing failed {when}" in warning

@@ -166,7 +166,7 @@ def test_a_value_that_is_not_finite_is_left_out_and_warned_of_once(caplog):
         collected.update(torch.zeros(4, 2), torch.zeros(4).long())
         assert collected.compute() == {}
     (line,) = [one for one in caplog.messages if "undefined is nan on 4 examples" in one]
-    assert "rows go without it" in line
+    assert "rows leave it out" in line
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_a_site_whose_examples_have_no_such_number_trains_like_the_others(tmp_pa
     assert (last["one_class"], len(last["clients"]), last["failures"]) == (0.75, 10, [])
     assert not {"received_one_class", "client_one_class"} & last.keys()
     assert "one_class is nan on" in caplog.text
-    assert "by a ValueError: only one class: rows go without it" in caplog.text
+    assert "by a ValueError: only one class: rows leave it out" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_recipe_that_cannot_be_is_refused(words, message):
             "metrics=mine.metrics:shure: mine.metrics has no shure; it has sure",
         ),
         ("mine.nowhere:sure", "there is no module mine.nowhere"),
-        ("mine.metrics:torch", "is a module and no function"),
+        ("mine.metrics:torch", "is a module"),
         ("mine.metrics:Sure", r"Sure is a class: name a function \(outputs, targets\)"),
         ("mine.metrics:lonely", r"must be a function \(outputs, targets\) -> one number: too many"),
     ],

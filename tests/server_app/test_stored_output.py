@@ -11,8 +11,8 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.results import read_rows, read_summary
 from fedhet.conf import compose, plain_part
 from fedhet.server_app.checkpoint import checkpoints
-from fedhet.strategies.round.records import METRICS
-from fedhet.strategies.round.tensor_files import below
+from fedhet.strategies.wire.records import METRICS
+from fedhet.strategies.wire.tensor_files import below
 from fedhet.tasks import build_task
 from fedhet.tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fedhet.strategies.base import LocalContext, Reply
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.statistics.class_means import COUNTS, SUMS
 from fedhet.strategies.statistics.soft_labels import SOFT_LABEL_SUMS

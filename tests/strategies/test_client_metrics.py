@@ -5,9 +5,10 @@ from flwr.app import Message, MessageType, RecordDict
 
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.client_metrics import ClientMetrics
-from fedhet.strategies.round.decoder import decode_evaluation
-from fedhet.strategies.round.records import METRICS, to_metrics
 from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.wire.border import decode_evaluation
+from fedhet.strategies.wire.records import METRICS, to_metrics
+from tests.refused import refused
 
 NAMES = ("f1", "f1/t-shirt", "mcc", "mae")
 
@@ -27,18 +28,18 @@ def test_declared_metrics_in_their_ranges_pass():
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"f1": 1.5}, r"f1=1.5 is not in \[0, 1\]"),
-        ({"f1/t-shirt": -0.1}, r"is not in \[0, 1\]"),
-        ({"mcc": -1.1}, r"is not in \[-1, 1\]"),
-        ({"mae": -1.0}, r"is not in \[0, inf\)"),
+        ({"f1": 1.5}, "f1=1.5 [0 1]"),
+        ({"f1/t-shirt": -0.1}, "[0 1]"),
+        ({"mcc": -1.1}, "[-1 1]"),
+        ({"mae": -1.0}, "[0"),
         ({"mae": float("nan")}, "NaN"),
-        ({"auroc": 0.5}, "none that a client may send"),
-        ({"f1/other": 0.5}, "none that a client may send"),
-        ({"accuracy": 2.0}, r"is not in \[0, 1\]"),
+        ({"auroc": 0.5}, "auroc"),
+        ({"f1/other": 0.5}, "f1/other"),
+        ({"accuracy": 2.0}, "[0 1]"),
     ],
 )
 def test_others_are_refused(values, reason):
-    with pytest.raises(RefusedReplyError, match=reason):
+    with refused(*reason.split(), kind=RefusedReplyError):
         decoded(**values)
 
 

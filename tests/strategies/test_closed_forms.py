@@ -16,8 +16,10 @@ from fedhet.strategies.components.schedules import ExponentialDecay
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fednova import REACH, FedNova, FedNovaClient, FedNovaServer, NormalizedMean
 from fedhet.strategies.fedprox import FedProx
-from fedhet.strategies.scaffold import CONTROL_VARIATE, SCAFFOLD, ControlVariateClient
+from fedhet.strategies.scaffold import CONTROL_VARIATE, SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate, half_squared_error
+from tests.refused import refused
+from tests.strategies.sides import built, client_side
 
 STEPS = LocalTrainingConfig(batch_size=100, epochs=5)
 HALF = {"head.weight": torch.tensor([[0.5]], dtype=torch.float64)}
@@ -113,8 +115,8 @@ def test_scaffold_follows_its_equations(option, momentum):
             local[i] = new
         x += sum(updates) / len(cohort)
         c += sum(deltas) / 2
-    decay, sampler = ExponentialDecay(0.5), Listed(*cohorts)
-    strategy = SCAFFOLD(option, local_lr=0.1, schedule=decay, sampler=sampler)
+    decay, sampler = ExponentialDecay(decay=0.5), Listed(*cohorts)
+    strategy = built(SCAFFOLD, option=option, local_lr=0.1, schedule=decay, sampler=sampler)
     how = {"optimizer": partial(SGD, momentum), "epochs": 1, "initial": HALF}
     assert trained(strategy, (3, 3), 5, 2, **how) == pytest.approx(x, abs=1e-12)
 
@@ -133,7 +135,7 @@ def test_batchnorm_sees_no_single_example_for_scaffolds_gradient_at_x():
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(9, 3, generator=generator, dtype=torch.float64)
     inputs, labels = rows[:, :2], rows[:, 2]
-    strategy = SCAFFOLD("I", local_lr=0.1)
+    strategy = built(SCAFFOLD, option="I", local_lr=0.1)
     federate(
         strategy,
         [TensorBatches(inputs, labels)],
@@ -177,7 +179,7 @@ def test_a_control_variate_is_the_gradient_along_the_steps_that_its_tensor_took(
     received = {"control_variate": {"head.weight": torch.tensor([[5.0, -7.0]]).double()}}
     own = {"control_variate": {"head.weight": torch.tensor([[1.0, -2.0]]).double()}}
     context = LocalContext(model, {}, {}, received, own, data, half_squared_error, 1, 100, 1e-9)
-    side = ControlVariateClient()
+    side = client_side(SCAFFOLD)
     side.begin(context)
     with torch.no_grad():
         model.head.weight += moved
@@ -196,7 +198,7 @@ def test_a_control_variate_is_the_gradient_along_the_steps_that_its_tensor_took(
 
 def test_two_steps_of_fedprox_by_hand():
     """x = .5, mu = 2: y = (.55, 1.1), then g + mu (y - x) = (-.45 + .1, -3.6 + 1.2)."""
-    found = trained(FedProx(2.0, local_lr=0.1), (1, 1), epochs=2, initial=HALF)
+    found = trained(built(FedProx, mu=2.0, local_lr=0.1), (1, 1), epochs=2, initial=HALF)
     assert found == pytest.approx(((0.55 + 0.035) + (1.1 + 0.24)) / 2)
 
 
@@ -209,7 +211,7 @@ def test_two_steps_of_fedprox_by_hand():
 def test_fednova_by_hand(momentum, reaches):
     """Steps so small that client i moves by -eta_l |a_i| g_i, g = (-1, -8): p = (1/4, 3/4)."""
     lr = 1e-7
-    found = trained(FedNova(local_lr=lr), (1, 3), optimizer=partial(SGD, momentum)) / lr
+    found = trained(built(FedNova, local_lr=lr), (1, 3), optimizer=partial(SGD, momentum)) / lr
     effective = 0.25 * reaches[0] + 0.75 * reaches[1]
     assert found == pytest.approx(effective * (0.25 * 1 + 0.75 * 8), rel=1e-5)
 
@@ -226,7 +228,7 @@ def test_fednova_refuses_what_three_steps_of_a_tenth_cannot_reach(reach):
 
     for honest in (0.0, 0.1, 0.3, 0.6):
         server.check(reply(honest))
-    with pytest.raises(RefusedReplyError, match=r"must be 0, or from 0\.1 to 0\.6"):
+    with refused("0", "0.1", "0.6", kind=RefusedReplyError):
         server.check(reply(reach))
 
 

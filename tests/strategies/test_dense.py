@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +12,10 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies import dense
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.local_optimizers import SGD
-from fedhet.strategies.dense import DENSE, Distilled
-from fedhet.strategies.ensemble import AllClients, Ensemble, MeanLogits, mean_logits
+from fedhet.strategies.dense import DENSE
+from fedhet.strategies.ensemble import AllClients, Ensemble
 from fedhet.strategies.fusion.distillation import (
     Distillation,
-    Generation,
     disagreement,
     distil,
     divergence,
@@ -25,11 +23,13 @@ from fedhet.strategies.fusion.distillation import (
     statistics_gaps,
 )
 from fedhet.strategies.fusion.image_generator import Generator, Views
+from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
+from tests.strategies.sides import parts_of
 
 SHAPE = (1, 8, 8)
-SMALL = Generation(steps=3, images=12, latent=5, width=4, lr=0.01)
+SMALL = {"steps": 3, "images": 12, "latent": 5, "width": 4, "generator_lr": 0.01}
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -182,7 +182,8 @@ def views_of(network: ServerModel) -> Views:
 def test_the_images_are_those_of_the_lowest_loss(weights):
     """Each step's loss is computed again from what the teacher was shown, with no crop."""
     names = ("one_hot", "bn", "adversarial")
-    how = replace(SMALL, steps=10, lr=0.1, **dict(zip(names, weights, strict=True)))
+    given = {**SMALL, "steps": 10, "generator_lr": 0.1, **dict(zip(names, weights, strict=True))}
+    how = DENSE.unbound(given).generation
     network = normed()
     teacher = teacher_of(network)
     shown = []
@@ -212,7 +213,7 @@ def test_the_images_are_those_of_the_lowest_loss(weights):
 
 
 def distilled(student: nn.Module, network: ServerModel, pool: torch.Tensor, how: Distillation):
-    optimizer = SGD(how.momentum)
+    optimizer = SGD(momentum=how.momentum)
     optimizer.start(dict(student.named_parameters()), how.lr)
     return distil(student, teacher_of(network), pool, views_of(network), optimizer, how)
 
@@ -223,7 +224,7 @@ def test_distillation_by_hand():
     pool = torch.randint(256, (6, *SHAPE), generator=seeded(2), dtype=torch.uint8)
     student, by_hand = (Normed() for _ in range(2))
     by_hand.load_state_dict(student.state_dict())
-    how = Distillation(batch_size=8, lr=0.1, momentum=0.0, temperature=3.0)
+    how = Distillation(8, 0.1, 0.0, 3.0)
     figures = distilled(student, network, pool, how)
     inputs = -1 + 3 * pool.float() / 255
     with torch.no_grad():
@@ -237,13 +238,13 @@ def test_distillation_by_hand():
     assert figures["divergence"] == pytest.approx(float(each.detach().mean()), rel=1e-5)
     torch.testing.assert_close(student.second.running_var, by_hand.second.running_var)
     student, pool = Normed(), torch.zeros(5, *SHAPE, dtype=torch.uint8)
-    distilled(student, network, pool, Distillation(batch_size=2))
+    distilled(student, network, pool, Distillation(2, 0.1, 0.9, 20.0))
     assert int(student.second.num_batches_tracked) == 2  # a last batch of one is left out
 
 
 def aggregate(network: ServerModel, replies: list[Reply], **options) -> dict[str, torch.Tensor]:
-    options = {"generation": SMALL, "epochs": 3, "crop_padding": 1, **options}
-    aggregator = Distilled(**options)
+    given = {**SMALL, "epochs": 3, "crop_padding": 1, **options}
+    aggregator = parts_of(DENSE, **given).aggregator
     aggregator.bind(network)
     sent = {name: value.clone() for name, value in network.model.state_dict().items()}
     params = {name: sent[name] for name in replies[0].update}
@@ -313,20 +314,17 @@ def test_all_random_numbers_follow_from_the_seed():
 
 def test_inputs_that_are_no_images_and_networks_without_logits_are_refused():
     with pytest.raises(ConfigError, match=r"generates images, but inputs have shape \(200,\)"):
-        Distilled().bind(ServerModel(Normed(), (200,), 2))
+        parts_of(DENSE).aggregator.bind(ServerModel(Normed(), (200,), 2))
     network = normed()
     network.model.classifies = False
-    for part, key in ((Distilled(), "dense"), (AllClients(), "ensemble")):
+    for part, key in ((parts_of(DENSE).aggregator, "dense"), (AllClients(True), "ensemble")):
         with pytest.raises(ConfigError, match=f"strategy={key} averages logits, and Normed has"):
             part.bind(network)
 
 
-def test_the_flower_strategies_send_class_counts_only_if_masked():
-    network = normed()
-    for masked, sends in ((True, {CLASS_COUNTS}), (False, set())):
-        student = DENSE(2, masked, server_model=network)
-        clients = Ensemble(masked, server_model=network)
-        assert student.client_sides["class_counts"].sends == sends
-        assert clients.client_sides["class_counts"].sends == sends
-        assert student.server_step.aggregator.masked_teacher == masked
-        assert clients.server_step.output.masked == masked
+def test_clients_send_class_counts_only_if_masked():
+    for masked in (True, False):
+        student, clients = parts_of(DENSE, masked_teacher=masked), parts_of(Ensemble, masked=masked)
+        assert (CLASS_COUNTS in student.client_sides) == masked
+        assert (CLASS_COUNTS in clients.client_sides) == masked
+        assert student.aggregator.masked_teacher == clients.output.masked == masked

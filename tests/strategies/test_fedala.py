@@ -5,9 +5,10 @@ import torch
 from torch.nn import functional as F
 
 from fedhet.strategies.base import LocalSummary
-from fedhet.strategies.fedala import LOCAL, MIXING, FedALAClient
+from fedhet.strategies.fedala import LOCAL, MIXING, FedALA
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.strategies.labelled import Classifier, blobs, context_of
+from tests.strategies.sides import client_side
 
 HEAD = ["head.weight", "head.bias"]
 
@@ -28,7 +29,7 @@ def test_mixing_weights_by_hand(eta, examples, mixing):
     inputs = torch.tensor([[3.0, 4.0]], dtype=torch.float64).repeat(examples, 1)
     data = TensorBatches(inputs, torch.full((examples,), -3.0, dtype=torch.float64))
     state = {LOCAL: {"head.weight": torch.zeros(1, 2, dtype=torch.float64)}}
-    side = FedALAClient(eta=eta, data_share=1.0)
+    side = client_side(FedALA, eta=eta, data_share=1.0)
     context = context_of(model, data, state=state, loss=half_squared_error, batch_size=1)
     side.begin(context)
     expected = torch.tensor([mixing], dtype=torch.float64)
@@ -48,7 +49,7 @@ def test_the_step_is_down_the_slope_of_the_loss_in_eval_mode():
     received = {name: value.clone() for name, value in model.state_dict().items()}
     local = {n: torch.randn(received[n].shape, generator=generator) for n in HEAD}
     state = {LOCAL: local, MIXING: {n: torch.full_like(v, 0.5) for n, v in local.items()}}
-    side = FedALAClient(eta=0.1, data_share=1.0)
+    side = client_side(FedALA, eta=0.1, data_share=1.0)
     side.begin(context_of(model, data, state=state, batch_size=100))
     probe = Classifier().eval()
     probe.load_state_dict({**received, **{n: (local[n] + received[n]) / 2 for n in HEAD}})
@@ -80,9 +81,9 @@ def fresh():
 
 @pytest.mark.parametrize(("share", "count"), [(0.8, 8), (1.0, 10), (0.01, 1), (0.3, 3)])
 def test_it_learns_on_a_drawn_share_of_the_examples(share, count):
-    (seen,) = passes_of(FedALAClient(data_share=share), fresh())
+    (seen,) = passes_of(client_side(FedALA, data_share=share), fresh())
     assert len(seen) == len(set(seen)) == count
-    (other,) = passes_of(FedALAClient(data_share=share), fresh(), seed=1)
+    (other,) = passes_of(client_side(FedALA, data_share=share), fresh(), seed=1)
     assert seen != other
 
 
@@ -96,7 +97,7 @@ def test_it_learns_on_a_drawn_share_of_the_examples(share, count):
 )
 def test_until_std_stops_when_the_last_ten_losses_are_alike(loss_of_pass, count):
     """All passes over the same examples; later rounds have one pass."""
-    side, state = FedALAClient(eta=0.0, until_std=0.1), fresh()
+    side, state = client_side(FedALA, eta=0.0, until_std=0.1), fresh()
     passes = passes_of(side, state, loss_of_pass)
     assert len(passes) == count
     assert all(seen == passes[0] for seen in passes)

@@ -1,7 +1,7 @@
 """FedBuff and FedAsync against the synchronous method, an event loop written out, and by hand."""
 
 import heapq
-from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,8 +15,6 @@ from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.schedules import ExponentialDecay
-from fedhet.strategies.components.staleness import Asynchronous
-from fedhet.strategies.components.systems import Constant, DayNight, LogNormal
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.fedbuff import FedAsync, FedBuff
 from fedhet.strategies.fedcm import FedCM
@@ -24,16 +22,19 @@ from fedhet.strategies.feddyn import FedDyn
 from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fednova import FedNova
-from fedhet.strategies.privacy.differential_privacy import LocalPrivacyClient, LocalPrivacyServer
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.round.asynchronous import SimulatedClients, Started
+from fedhet.strategies.mechanisms import Local
+from fedhet.strategies.modes.asynchronous import Asynchronous, Started
+from fedhet.strategies.modes.secure.aggregation import SecAggPlus
+from fedhet.strategies.modes.simulated_clients import SimulatedClients, SimulatedStep
+from fedhet.strategies.modes.systems import Constant, DayNight, LogNormal
 from fedhet.strategies.round.client_snapshots import ClientSnapshots
-from fedhet.strategies.round.records import METRICS, to_tensors
 from fedhet.strategies.round.registration import FederationConfig
-from fedhet.strategies.round.reply_fold import SumRule, sum_of
+from fedhet.strategies.round.reply_fold import Weights, sum_of
 from fedhet.strategies.scaffold import SCAFFOLD
+from fedhet.strategies.wire.records import METRICS, to_tensors
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.round.test_round import BUFFERS, Normed, folders
+from tests.strategies.sides import built
 
 STEPS = LocalTrainingConfig(batch_size=100, epochs=None, steps=2)
 LR = 0.1
@@ -68,11 +69,11 @@ def trained(data: TensorBatches, weight: np.ndarray) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, FedCM])
 def test_clients_of_one_speed_that_all_finish_a_step_are_a_round_to_the_bit(method):
-    waits = method(local_lr=LR, local_training=STEPS, aggregator=UniformMean())
+    waits = built(method, local_lr=LR, local_training=STEPS, aggregator=UniformMean())
     expected, _ = run(waits, 5)
     together = Asynchronous(buffer=SIZE)
     found, reports = run(
-        method(aggregator=UniformMean(), asynchronous=together, **slots(Constant())), 5
+        built(method, aggregator=UniformMean(), asynchronous=together, **slots(Constant())), 5
     )
     assert torch.equal(found, expected)
     assert all(set(report.staleness) == {0} for report in reports[1:])
@@ -106,12 +107,14 @@ def event_loop(steps: int, at_once: int, buffer: int, system: LogNormal, weigh, 
 @pytest.mark.parametrize("method", ["fedbuff", "fedasync"])
 def test_a_run_is_that_of_an_event_loop_written_out(method):
     system = LogNormal(sigma=1.5)
-    how = slots(system, sampler=FixedSizeSampler(0.67))
+    how = slots(system, sampler=FixedSizeSampler(participation=0.67))
     if method == "fedbuff":
-        found, reports = run(FedBuff(2, **how), 12)
+        found, reports = run(built(FedBuff, asynchronous={"buffer": 2}, **how), 12)
         expected, clock = event_loop(12, 4, 2, system, lambda tau: (1 + tau) ** -0.5, False)
     else:
-        found, reports = run(FedAsync(exponent=2.0, threshold=1.0, **how), 20)
+        found, reports = run(
+            built(FedAsync, asynchronous={"exponent": 2.0, "threshold": 1.0}, **how), 20
+        )
         hinge = lambda tau: 1.0 if tau <= 1 else 1 / (2 * (tau - 1) + 1)  # noqa: E731
         expected, clock = event_loop(20, 4, 1, system, hinge, True)
     np.testing.assert_allclose(found[0].numpy(), expected, rtol=0, atol=1e-12)
@@ -126,7 +129,9 @@ def test_discounts_by_hand_and_too_stale_replies_are_not_waited_for():
     assert [hinge.weight(tau) for tau in (4, 5)] == [1.0, 1 / 11]
     assert Asynchronous(discount="constant").weight(9) == 1.0
     fresh = Asynchronous(buffer=2, max_staleness=1)
-    strategy = FedAvg(asynchronous=fresh, aggregator=UniformMean(), **slots(LogNormal(sigma=2.0)))
+    strategy = built(
+        FedAvg, asynchronous=fresh, aggregator=UniformMean(), **slots(LogNormal(sigma=2.0))
+    )
     _, reports = run(strategy, 15)
     assert max(max(report.staleness) for report in reports[1:]) <= 1
     assert any(report.late for report in reports[1:])
@@ -134,8 +139,8 @@ def test_discounts_by_hand_and_too_stale_replies_are_not_waited_for():
 
 def test_late_replies_may_have_the_step_sizes_of_the_rounds_that_they_were_told():
     """Halved every step: a reply's lr-sum is checked against its own round's."""
-    how = slots(LogNormal(sigma=1.5), schedule=ExponentialDecay(0.5))
-    _, reports = run(FedBuff(2, **how), 8)
+    how = slots(LogNormal(sigma=1.5), schedule=ExponentialDecay(decay=0.5))
+    _, reports = run(built(FedBuff, asynchronous={"buffer": 2}, **how), 8)
     assert max(max(report.staleness) for report in reports[1:]) > 1
     assert not any(report.failures for report in reports)
 
@@ -151,13 +156,14 @@ def test_epsilon_counts_the_messages_to_a_client_and_no_sized_one(settings):
             asked[reply.metadata.src_node_id - 1000] += 1
         return reply
 
-    side = LocalPrivacyServer()
-    strategy = FedAvg(
-        client_sides={"privacy": LocalPrivacyClient()},
-        server_sides={"privacy": side},
+    privacy = Local().halves(None)
+    [side] = privacy.server_sides.values()
+    strategy = built(
+        client_sides=privacy.client_sides,
+        server_sides=privacy.server_sides,
         aggregator=UniformMean(),
         asynchronous=settings,
-        sampler=FixedSizeSampler(0.5),
+        sampler=FixedSizeSampler(participation=0.5),
         **slots(LogNormal(sigma=1.5)),
     )
     run(strategy, 5, tamper=count)
@@ -172,12 +178,14 @@ def normed(scales: list[float]) -> list[TensorBatches]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [partial(FedBuff, 3), FedAsync])
-def test_variances_of_sites_of_other_scales_stay_between_theirs(method):
+@pytest.mark.parametrize(("method", "buffer"), [(FedBuff, 3), (FedAsync, 1)])
+def test_variances_of_sites_of_other_scales_stay_between_theirs(method, buffer):
     """Added up, changes from stale variances made -2.4 of them, and the next losses NaN."""
     options, seen = LocalTrainingConfig(batch_size=8, epochs=4), []
-    strategy = method(
-        **slots(LogNormal(sigma=1.5), local_training=options, local_lr=0.01, buffers=BUFFERS)
+    strategy = built(
+        method,
+        asynchronous={"buffer": buffer},
+        **slots(LogNormal(sigma=1.5), local_training=options, local_lr=0.01, buffers=BUFFERS),
     )
 
     def watch(report, arrays):
@@ -200,7 +208,7 @@ def test_buffers_are_a_mean_of_the_clients_and_the_servers_by_hand(towards_model
         Reply(1, 1, 1, 0.1, {"w": torch.tensor([2.0])}, buffers={"v": torch.tensor([-1.0])}),
     ]
     discounts = {0: 0.5, 1: 1.0}
-    total = sum_of(replies, SumRule("clients", discounts=discounts))
+    total = sum_of(replies, Weights("clients", discounts))
     versions, models = {0: 1, 1: 2}, {1: {"v": torch.tensor([4.0])}, 2: {"v": torch.tensor([2.0])}}
     for version, model in models.items():
         model["w"] = torch.tensor([10.0 * version])
@@ -215,18 +223,21 @@ def test_buffers_are_a_mean_of_the_clients_and_the_servers_by_hand(towards_model
 def test_what_reads_the_clients_models_is_refused(tmp_path):
     """A stale client's model is not the server's plus its update."""
     observers = [ClientSnapshots(tmp_path / "models")]
-    FedBuff(**slots(Constant()))
-    with pytest.raises(ConfigError, match=r"checkpoint\.client_models reads the clients' models"):
-        FedBuff(**slots(Constant()), observers=observers)
+    built(FedBuff, **slots(Constant()))
+    with pytest.raises(
+        ConfigError, match=r"checkpoint\.client_models ClientSnapshots reads the clients' models"
+    ):
+        built(FedBuff, **slots(Constant()), observers=observers)
 
 
 @pytest.mark.slow
 def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
     def strategy():
         system = LogNormal(sigma=1.5, dropout=0.1, seed=2)
-        return SCAFFOLD(
+        return built(
+            SCAFFOLD,
             asynchronous=Asynchronous(buffer=2),
-            **slots(system, sampler=FixedSizeSampler(0.67, seed=2)),
+            **slots(system, sampler=FixedSizeSampler(participation=0.67, seed=2)),
         )
 
     whole, reports = run(strategy(), 14, stores=folders(tmp_path / "whole", SIZE))
@@ -259,7 +270,7 @@ def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
 
 def test_a_step_without_a_valid_reply_is_saved_like_any_other(tmp_path):
     """What the server sent is then what it still has: one tensor by two names."""
-    strategy = SCAFFOLD(asynchronous=Asynchronous(buffer=1), **slots(Constant()))
+    strategy = built(SCAFFOLD, asynchronous=Asynchronous(buffer=1), **slots(Constant()))
     trained, saved = iter(range(100)), []
 
     def lose(reply):
@@ -279,11 +290,11 @@ def test_a_step_without_a_valid_reply_is_saved_like_any_other(tmp_path):
 def test_a_step_for_which_all_clients_were_tried_has_the_replies_of_those_that_finished():
     """FedAvg of the finished alone is the same step, as all train from the same model."""
     system = Constant(dropout=0.5)
-    stepping = FedAvg(
-        aggregator=UniformMean(), asynchronous=Asynchronous(buffer=SIZE), **slots(system)
+    stepping = built(
+        FedAvg, aggregator=UniformMean(), asynchronous=Asynchronous(buffer=SIZE), **slots(system)
     )
     found, reports = run(stepping, 4)
-    waits = FedAvg(aggregator=UniformMean(), **slots(system))
+    waits = built(FedAvg, aggregator=UniformMean(), **slots(system))
     weight, expected = run(waits, 4)
     assert [len(report.clients) for report in reports] == [0, *map(finishing, range(1, 5))]
     assert [report.clients for report in reports] == [report.clients for report in expected]
@@ -297,43 +308,65 @@ def finishing(round: int) -> int:
 @pytest.mark.parametrize(
     ("method", "how", "said"),
     [
-        (FedAvg, {"system": Constant(over_selection=1.3)}, "over_selection=1.3"),
-        (FedAvg, {"system": Constant(deadline_seconds=9.0)}, "deadline_seconds=9.0"),
+        (
+            FedAvg,
+            {"system": Constant(over_selection=1.3)},
+            r"asynchronous and system\.over_selection",
+        ),
+        (
+            FedAvg,
+            {"system": Constant(deadline_seconds=9.0)},
+            r"asynchronous .*system\.deadline_seconds",
+        ),
         (FedAvg, {"evaluate_on_clients": True}, "evaluation.clients=false"),
         (FedNova, {"system": Constant()}, "NormalizedMean reads single replies"),
-        (FedDyn, {"system": Constant()}, "FedDynServer adds up the same .*discount=constant"),
-        (FedExP, {"system": Constant()}, "ExtrapolatedMean makes its step as long as"),
-        (FedMRUR, {}, "NormMean makes its step as long as.*strategy/aggregator=uniform_mean"),
-        (SCAFFOLD, {"system": Constant(), "secure_aggregation": SecAggPlus()}, "secure aggreg"),
+        (FedDyn, {"system": Constant()}, r"asynchronous\.discount=polynomial.* FedDynServer"),
+        (FedExP, {"system": Constant()}, r"aggregator ExtrapolatedMean reads the norm"),
+        (FedMRUR, {}, r"aggregator NormMean reads the norm"),
+        (
+            SCAFFOLD,
+            {"system": Constant(), "secure_aggregation": SecAggPlus()},
+            r"asynchronous and strategy/secure_aggregation",
+        ),
     ],
 )
 def test_what_cannot_be_asynchronous_is_refused(method, how, said):
     with pytest.raises(ConfigError, match=said):
-        method(asynchronous=Asynchronous(), **how)
+        built(method, asynchronous=Asynchronous(), **how)
 
 
 def test_a_momentum_of_updates_that_are_no_gradients_is_refused():
     """FedAsync's go to y_i from the server's model: FedCM's loop of them diverged."""
-    with pytest.raises(ConfigError, match=r"momentum reads .*towards_model=false, choose fedbuff"):
-        FedCM(asynchronous=Asynchronous(buffer=1, towards_model=True), system=Constant())
-    FedCM(asynchronous=Asynchronous(buffer=2), system=Constant())
+    with pytest.raises(ConfigError, match=r"towards_model .*client_momentum"):
+        built(FedCM, asynchronous=Asynchronous(buffer=1, towards_model=True), system=Constant())
+    built(FedCM, asynchronous=Asynchronous(buffer=2), system=Constant())
 
 
 def test_a_buffer_of_more_clients_than_there_are_is_refused():
     with pytest.raises(ConfigError, match=r"buffer=9 different clients .* to 6 \(clients\)"):
-        run(FedBuff(9, **slots(Constant())), 1)
+        run(built(FedBuff, asynchronous={"buffer": 9}, **slots(Constant())), 1)
     with pytest.raises(ConfigError, match=r"buffer=2 .* from 3 \(min_replies\)"):
-        run(FedBuff(2, federation=FederationConfig(min_replies=3), **slots(Constant())), 1)
+        run(
+            built(
+                FedBuff,
+                asynchronous={"buffer": 2},
+                federation=FederationConfig(min_replies=3),
+                **slots(Constant()),
+            ),
+            1,
+        )
 
 
 def test_clients_of_a_large_population_start_uniformly_among_those_that_are_free():
     system = DayNight(share=0.5, spread=0.0)  # all are there in the first half of the day
     present, busy, rng = range(10_000), set(range(5000)), np.random.default_rng(3)
     clients = SimulatedClients(Asynchronous(), FixedSizeSampler(), system, None)
-    drawn = [clients._draw(present, busy, 0.0, 100, rng) for _ in range(200)]
+    step = SimulatedStep(clients, Mock(), 0.0)
+    drawn = [step._draw(present, busy, 100, rng) for _ in range(200)]
     assert all(len(set(one)) == 100 and one == sorted(one) for one in drawn)
     counts = np.histogram(np.concatenate(drawn), bins=10, range=(0, 10_000))[0]
     assert counts[:5].tolist() == [0] * 5
     assert np.abs(counts[5:] - 4000).max() < 5 * np.sqrt(4000 * 0.8)
-    assert clients._draw(present, busy, 60_000.0, 100, rng) == []  # at night
-    assert clients._draw(present, {*range(9950)}, 0.0, 100, rng) == [*range(9950, 10_000)]
+    assert step._draw(present, {*range(9950)}, 100, rng) == [*range(9950, 10_000)]
+    step.clock = 60_000.0
+    assert step._draw(present, busy, 100, rng) == []  # at night

@@ -7,22 +7,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Cohort, LocalSummary, Reply
 from fedhet.strategies.components.aggregators import NormMean, UniformMean, WeightedMean
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.schedules import ExponentialDecay
-from fedhet.strategies.fedcm import MOMENTUM, ClientMomentum, ClientMomentumServer, FedCM
+from fedhet.strategies.fedcm import MOMENTUM, ClientMomentum, FedCM
 from fedhet.strategies.fednova import REACH, NormalizedMean
-from fedhet.strategies.robust.aggregator import RobustAggregator
-from fedhet.strategies.robust.clipping import CenteredClipping
-from fedhet.strategies.robust.coordinates import Median
-from fedhet.strategies.robust.geometric_median import GeometricMedian
-from fedhet.strategies.robust.selection import MultiKrum
-from fedhet.strategies.round.reply_fold import SumRule, sum_of
+from fedhet.strategies.modes.robust.aggregator import RobustAggregator
+from fedhet.strategies.modes.robust.clipping import CenteredClipping
+from fedhet.strategies.modes.robust.coordinates import Median
+from fedhet.strategies.modes.robust.geometric_median import GeometricMedian
+from fedhet.strategies.modes.robust.selection import MultiKrum
+from fedhet.strategies.round.reply_fold import Weights, sum_of
 from tests.federation import Regression, TensorBatches, federate
-from tests.strategies.sides import total_of
+from tests.refused import refused
+from tests.strategies.sides import built, client_side, server_side, total_of
 from tests.strategies.test_closed_forms import clients, gradient
 
 ROUNDS, EPOCHS, ALPHA, LR, DECAY = 4, 3, 0.3, 0.05, 0.9
@@ -55,7 +55,13 @@ def plain_loop(datasets, stretch=None, clip=None, weight_decay=0.0, of_mean=Fals
 )
 def test_fedcm_is_its_algorithm(aggregator, clip, weight_decay):
     """Under a schedule: m has the step sizes of the round that made it. Clipping sees v."""
-    strategy = FedCM(ALPHA, aggregator=aggregator, local_lr=LR, schedule=ExponentialDecay(DECAY))
+    strategy = built(
+        FedCM,
+        client_momentum={"alpha": ALPHA},
+        aggregator=aggregator,
+        local_lr=LR,
+        schedule=ExponentialDecay(decay=DECAY),
+    )
     params, _ = federate(
         strategy,
         clients(),
@@ -69,7 +75,13 @@ def test_fedcm_is_its_algorithm(aggregator, clip, weight_decay):
 
 
 def test_momentum_of_the_mean_leaves_out_the_aggregates_stretch():
-    strategy = FedCM(ALPHA, aggregator=NormMean(), local_lr=LR, schedule=ExponentialDecay(DECAY))
+    strategy = built(
+        FedCM,
+        client_momentum={"alpha": ALPHA},
+        aggregator=NormMean(),
+        local_lr=LR,
+        schedule=ExponentialDecay(decay=DECAY),
+    )
     strategy.server_sides["client_momentum"].source = "mean"
     options = LocalTrainingConfig(batch_size=100, epochs=EPOCHS)
     params, _ = federate(
@@ -85,7 +97,7 @@ def test_momentum_of_the_mean_leaves_out_the_aggregates_stretch():
 def test_steps_tend_to_the_length_that_is_predicted_from_the_gradients(aggregator, source, caplog):
     """Gradients drawn anew each round, in 20,000 dimensions: all but orthogonal."""
     random = torch.Generator().manual_seed(1)
-    side = ClientMomentumServer(0.1, source)
+    side = server_side(ClientMomentum, alpha=0.1, source=source)
     side.init({"w": torch.zeros(20_000)})
     lengths = []
     for round in range(1, 61):
@@ -111,7 +123,7 @@ def test_steps_tend_to_the_length_that_is_predicted_from_the_gradients(aggregato
 
 def test_momentum_of_late_replies_has_the_size_of_their_gradients():
     """A constant gradient g, and two replies of which each counts half: m -> g, and not less."""
-    side, gradient = ClientMomentumServer(ALPHA), torch.tensor([3.0, -4.0])
+    side, gradient = server_side(ClientMomentum, alpha=ALPHA), torch.tensor([3.0, -4.0])
     side.init({"w": torch.zeros(2)})
     for round in range(1, 31):
         update = -LR * (ALPHA * gradient + (1 - ALPHA) * side.broadcast(0)["momentum"]["w"])
@@ -123,7 +135,7 @@ def test_momentum_of_late_replies_has_the_size_of_their_gradients():
 
 def after_rounds_of_a_constant_gradient(aggregator, steps, claimed, examples) -> list[float]:
     """Return |m| after each of 40 rounds of honest updates, with the gradient 1."""
-    side, momenta = ClientMomentumServer(0.1), []
+    side, momenta = server_side(ClientMomentum, alpha=0.1), []
     side.init({"w": torch.zeros(1)})
     weighting = getattr(aggregator, "weighs", None) or aggregator.weighting
     robust = isinstance(aggregator, RobustAggregator)
@@ -134,7 +146,7 @@ def after_rounds_of_a_constant_gradient(aggregator, steps, claimed, examples) ->
             for i, (k, n) in enumerate(zip(steps, examples, strict=True))
         ]
         replies = [replace(r, lr_sum=k * LR) for r, k in zip(replies, claimed, strict=True)]
-        total = sum_of(replies, SumRule(weighting))
+        total = sum_of(replies, Weights(weighting))
         if robust:
             total = aggregator.combine({"w": torch.zeros(1)}, total, replies, round)
         single = isinstance(aggregator, NormalizedMean)
@@ -168,9 +180,12 @@ def test_momentum_is_no_longer_than_the_gradient_where_clients_lie_about_their_s
 
 
 def test_phases_that_train_shared_tensors_for_different_times_are_refused():
-    side, context = ClientMomentum(), SimpleNamespace(received={MOMENTUM: {"a": ONE, "b": ONE}})
+    side, context = (
+        client_side(ClientMomentum),
+        SimpleNamespace(received={MOMENTUM: {"a": ONE, "b": ONE}}),
+    )
     assert side.end(context, LocalSummary(40, 4, 0.4, {"b": 0.0})) == {}
-    with pytest.raises(ConfigError, match=r"strategy\.phases"):
+    with refused("strategy.phases"):
         side.end(context, LocalSummary(40, 4, 0.4, {"b": 0.1}))
 
 
@@ -178,7 +193,7 @@ def test_clients_of_unequal_length_count_by_their_mean_lr_sum():
     """Batches of 10: one client takes 2 steps of .1, the other 6: m = - Delta / .4."""
     draws = torch.randn(80, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     datasets = [TensorBatches(part[:, :2], part[:, 2]) for part in draws.split([20, 60])]
-    strategy, options = FedCM(local_lr=0.1), LocalTrainingConfig(batch_size=10, epochs=1)
+    strategy, options = built(FedCM, local_lr=0.1), LocalTrainingConfig(batch_size=10, epochs=1)
     params, _ = federate(strategy, datasets, model=lambda: Regression(2), rounds=1, options=options)
     sent = strategy.server_step.broadcast(0)["momentum"]["head.weight"]
     torch.testing.assert_close(sent, -params["head.weight"] / 0.4)

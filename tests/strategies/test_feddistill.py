@@ -8,17 +8,18 @@ import torch
 from torch.nn import functional as F
 
 from fedhet.strategies.base import Step
-from fedhet.strategies.feddistill import FedDistill, FedDistillClient
+from fedhet.strategies.feddistill import FedDistill
 from fedhet.strategies.statistics.class_means import MEANS
 from fedhet.strategies.statistics.soft_labels import SOFT_LABELS
 from tests.federation import TensorBatches
 from tests.strategies.labelled import Classifier, blobs, train
+from tests.strategies.sides import built, client_side
 
 
 def penalty(logits, labels, soft_labels, coefficient=1.0):
     context = SimpleNamespace(received={SOFT_LABELS: {MEANS: soft_labels}})
     step = Step({}, logits, labels, logits, logits, context)
-    return FedDistillClient(coefficient).penalty(step)
+    return client_side(FedDistill, coefficient=coefficient).penalty(step)
 
 
 def test_feddistill_by_hand():
@@ -35,7 +36,7 @@ def test_feddistill_by_hand():
 
 
 def test_a_class_that_nobody_held_is_still_taught_as_the_identity():
-    data, strategy = blobs(1)[0], FedDistill(local_lr=0.1)
+    data, strategy = blobs(1)[0], built(FedDistill, local_lr=0.1)
     held = data.labels != 2
     data = TensorBatches(data.inputs[held], data.labels[held], num_classes=3)
     train(strategy, 1, Classifier, [data], epochs=1)

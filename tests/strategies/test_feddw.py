@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.conf import build_part, compose
+from fedhet.conf import compose
+from fedhet.conf.build import strategy_parts
 from fedhet.strategies.base import Step
-from fedhet.strategies.feddw import FedDWClient
-from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism
+from fedhet.strategies.feddw import FedDW
+from fedhet.strategies.modes.private.gaussian_mechanism import GaussianMechanism
 from fedhet.strategies.statistics.class_means import MEANS
 from fedhet.strategies.statistics.soft_labels import SOFT_LABELS
 from tests.recipes import overrides
+from tests.strategies.sides import client_side
 
 
 def step_of(weight, labels, round=1, num_steps=0, first_pass=True, **params):
@@ -33,7 +35,7 @@ def labels_of(classes, seed=1):
 
 
 def begun(**options):
-    side = FedDWClient(**options)
+    side = client_side(FedDW, **options)
     side.begin(None)
     return side
 
@@ -57,7 +59,7 @@ def test_the_term_by_brute_force_and_its_bounds(classes):
 
 def test_the_linearised_reference_is_taken_again_every_so_many_steps_and_every_round():
     """Eq. 30. The parameter moves in place; a step's second pass, elsewhere, takes none."""
-    side, labels = FedDWClient(mu=1.0, linearised_every=2), labels_of(3)
+    side, labels = client_side(FedDW, mu=1.0, linearised_every=2), labels_of(3)
     weight = nn.Parameter(torch.empty(3, 2, dtype=torch.float64))
     places = [draw(3, 2, seed=seed) for seed in range(7)]
     references = [0, 0, 2, 2, 4, 5, 5]  # a round of five steps, then a new one
@@ -92,10 +94,9 @@ def test_the_recipes_options_arrive():
     words += ["soft_labels.noise_multiplier=2", "soft_labels.clip=0.5", "soft_labels.delta=1e-6"]
     words += ["soft_labels.reproducible_noise=true"]
     recipe = compose(overrides("strategy=feddw", *(f"strategy.{word}" for word in words)))
-    client = build_part(recipe, "strategy.client_sides", 1)
-    server = build_part(recipe, "strategy.server_sides", 1)["soft_labels"]
-    term = client["feddw"]
+    parts = strategy_parts(recipe, 1)
+    term, server = parts.client_sides["feddw"], parts.server_sides["soft_labels"]
     assert (term.mu, term.decay, term.decay_every, term.linearised_every) == (3, 0.1, 4, 5)
     assert (server.smoothing, server.history, server.absent) == (0.5, "all", "identity")
     mechanism = GaussianMechanism(2, clip=0.5, delta=1e-6, reproducible_noise=True)
-    assert server.mechanism == client["soft_labels"].mechanism == mechanism
+    assert server.mechanism == parts.client_sides["soft_labels"].mechanism == mechanism

@@ -5,13 +5,15 @@ import torch
 from flwr.app import Message
 
 from fedhet.conf import compose
-from fedhet.strategies.components.compression import Compression, Int4
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn
+from fedhet.strategies.wire.compression import Compression, Int4
 from tests.federation import Regression, federate
 from tests.recipes import overrides
+from tests.refused import refused
 from tests.strategies.round import test_round
+from tests.strategies.sides import built
 from tests.strategies.test_closed_forms import (
     Listed,
     scalars,
@@ -37,7 +39,7 @@ def test_two_rounds_by_hand():
         (2, {"output": Latest()}, 2.5281),
     ):
         params, _ = federate(
-            FedDyn(0.5, local_lr=0.1, sampler=Listed([0, 1], [1]), **slots),
+            built(FedDyn, alpha=0.5, local_lr=0.1, sampler=Listed([0, 1], [1]), **slots),
             scalars(),
             model=lambda: Regression(1),
             rounds=rounds,
@@ -54,7 +56,9 @@ def test_the_server_keeps_the_mean_of_all_clients(up):
     """
     own = stores(3)
     sampler = Listed([0, 1], [0, 1, 2], [0, 2], [1])
-    strategy = FedDyn(0.5, local_lr=0.1, sampler=sampler, compression=Compression(up))
+    strategy = built(
+        FedDyn, alpha=0.5, local_lr=0.1, sampler=sampler, compression=Compression(up=up)
+    )
 
     def tamper(reply: Message) -> Message | None:
         lost = test_round.from_client(reply, 1) and strategy.state.round == 1
@@ -72,15 +76,15 @@ def test_the_server_keeps_the_mean_of_all_clients(up):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["strategy=feddyn", "server.lr=0.5"], r"server\.lr=0\.5, .*feddyn needs server\.lr=1"),
-        (["strategy=[feddyn,fedexp]"], "both replace the aggregator"),
+        (["strategy=feddyn", "server.lr=0.5"], "server.lr=0.5 server.lr=1"),
+        (["strategy=[feddyn,fedexp]"], "aggregator"),
         (
             ["strategy=feddyn", "strategy/aggregator=weighted_mean"],
-            "needs strategy/aggregator=uniform",
+            "strategy/aggregator",
         ),
-        (["strategy=feddyn", "strategy/server_optimizer=adam"], "needs .*server_optimizer=feddyn"),
+        (["strategy=feddyn", "strategy/server_optimizer=adam"], "strategy/server_optimizer"),
     ],
 )
 def test_what_it_cannot_be_combined_with(words, message):
-    with pytest.raises(ValueError, match=message):
+    with refused(*message.split(), kind=ValueError):
         compose(overrides(*words))

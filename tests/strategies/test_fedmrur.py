@@ -12,10 +12,10 @@ from fedhet.strategies.base import Step
 from fedhet.strategies.components.local_training import train_locally
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.fedmrur import FedMRUR, ManifoldRegularizer, growth, lorentz_distance
-from fedhet.strategies.fedsam import SAM
 from tests.federation import TensorBatches
 from tests.strategies.labelled import WithoutDropout, blobs, context_of, train
-from tests.strategies.test_reductions import PLAIN_MEAN
+from tests.strategies.sides import built, client_side, sam
+from tests.strategies.test_reductions import MEAN, alpha
 
 
 def by_definition(left, right, beta):
@@ -81,10 +81,10 @@ def test_the_term_by_hand():
     inputs = torch.zeros(2, 3)
     context._received = (inputs, torch.zeros(2, 1))
     step = SimpleNamespace(features=torch.tensor([[3.0], [0.0]]), inputs=inputs, context=context)
-    penalty = ManifoldRegularizer(gamma=0.1, sigma=4.0, beta=16.0).penalty(step)
+    penalty = client_side(FedMRUR, gamma=0.1, sigma=4.0, beta=16.0).penalty(step)
     assert penalty.item() == pytest.approx(0.1 * (math.exp(2) + 1) / 2)
     assert context.measurements() == {"lorentz-distance": pytest.approx(4.0)}
-    euclidean = ManifoldRegularizer(gamma=0.1, sigma=4.0, space="euclidean").penalty(step)
+    euclidean = client_side(FedMRUR, gamma=0.1, sigma=4.0, space="euclidean").penalty(step)
     assert euclidean.item() == pytest.approx(0.1 * (math.exp(9 / 4) + 1) / 2)
 
 
@@ -100,7 +100,13 @@ def test_the_second_pass_of_sam_is_not_measured():
 
     context = context_of(WithoutDropout(), TensorBatches(inputs, torch.tensor([0, 1, 0, 1])))
     options = LocalTrainingConfig(batch_size=4, epochs=2)
-    train_locally(context, [Watching(gamma=0.1)], SAM(rho=0.5), options, torch.Generator())
+    train_locally(
+        context,
+        [Watching(0.1, 1e4, 1.0, "lorentz", "representation")],
+        sam(rho=0.5),
+        options,
+        torch.Generator(),
+    )
     assert len(seen) == 4
     assert seen[1] > 0.0  # where e is
     measured = context.measurements()["lorentz-distance"]
@@ -113,7 +119,7 @@ def test_data_is_lifted_with_its_representation():
     received = context.received_features(inputs)
     context.model.body[0].weight.data.add_(0.3)
     features = context.model(inputs)[0].detach()
-    side = ManifoldRegularizer(gamma=1.0, sigma=2.0, beta=0.7, lifts="data")
+    side = client_side(FedMRUR, gamma=1.0, sigma=2.0, beta=0.7, lifts="data")
     whole = [torch.cat([inputs, rows], dim=1) for rows in (features, received)]
     expected = torch.exp(by_definition(*whole, 0.7) / 2).mean()
     found = penalty_of(side, context, inputs)
@@ -126,7 +132,7 @@ def test_large_features_give_a_finite_gradient(scale):
     model.load_state_dict({name: scale * value for name, value in model.state_dict().items()})
     context = context_of(model)
     context.model.body[0].weight.data.mul_(-1.0)  # the other side of the hyperboloid
-    penalty = penalty_of(ManifoldRegularizer(), context, torch.ones(4, 4))
+    penalty = penalty_of(client_side(FedMRUR), context, torch.ones(4, 4))
     penalty.backward()
     assert torch.isfinite(penalty)
     assert torch.isfinite(context.model.body[0].weight.grad).all()
@@ -136,7 +142,7 @@ def test_large_features_give_a_finite_gradient(scale):
 def test_the_first_step_pays_gamma():
     """Local and global model are one then: distance 0, R = 1; its share is gamma / objective."""
     options = LocalTrainingConfig(batch_size=100, epochs=None, steps=1)
-    strategy = FedMRUR(0.5, alpha=1.0, **PLAIN_MEAN)
+    strategy = built(FedMRUR, local_lr=0.1, **alpha(1.0, gamma=0.5, **MEAN))
     [_, report] = train(strategy, 1, WithoutDropout, blobs(1), options=options)[1]
     figures, [data] = report.metrics, blobs(1)
     assert figures["lorentz-distance"] == 0.0

@@ -11,12 +11,13 @@ from fedhet.strategies.fedproto import (
     PrototypeServer,
     prototype_distance,
 )
-from fedhet.strategies.round.decoder import ExpectedReply
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold, SumRule
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold, Weights
 from fedhet.strategies.statistics.class_means import COUNTS, MEANS, SUMS
+from fedhet.strategies.wire.border import Expected
 from tests.federation import TensorBatches
+from tests.refused import refused
 from tests.strategies.labelled import Classifier, blobs, train
-from tests.strategies.sides import total_of
+from tests.strategies.sides import built, total_of
 from tests.strategies.test_closed_forms import stores
 
 COHORT = Cohort(round=1, size=1, num_clients=2)
@@ -46,7 +47,7 @@ def test_fedproto_by_hand():
 @pytest.mark.slow
 def test_prototypes_are_the_means_over_all_examples_and_travel_alone():
     """An array is its data and 128 bytes of header; round 1 has nothing to send down."""
-    strategy, kept = FedProto(local_lr=0.1), stores(3)
+    strategy, kept = built(FedProto, local_lr=0.1), stores(3)
     _, reports = train(strategy, 2, Classifier, datasets(), personal="all", stores=kept)
     models = [store.load(strategy.state.experiment, 2)["personal"] for store in kept.values()]
     means, counts = 128 + 4 * CLASSES * SIZE, 128 + 4 * CLASSES
@@ -84,15 +85,15 @@ def test_features_of_another_size_are_refused_by_name():
     replies = [reply(3, three, counts), reply(5, four, counts), reply(7, three, counts)]
 
     fold = ReplyFold(
-        FoldRule(ExpectedReply({}), {}, SumRule("clients", {PROTOTYPE_SUMS}), keep=True)
+        FoldSettings(Expected({}, {}), Weights("clients"), {PROTOTYPE_SUMS}, keep=True)
     )
-    fold.kept = replies
+    fold.in_full = replies
     fold.refuse_misfits()
     assert fold.refused.keys() == {5}
     assert "'sums': (2, 4)" in fold.refused[5]
     assert "task.model" in fold.refused[5]
     assert [one.client_id for one in fold.replies] == [3, 7]
-    with pytest.raises(RefusedReplyError, match=r"shape \(2, 3\) with counts \(9,\)"):
+    with refused("2", "3", "9", kind=RefusedReplyError):
         server.check(reply(8, three, torch.ones(9)))
     server.reduce(total_of([reply(3, three, counts)]), {}, COHORT)
     assert server.expected() == {PROTOTYPE_SUMS: {SUMS: (2, 3), COUNTS: (2,)}}

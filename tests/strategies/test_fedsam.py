@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from fedhet.strategies.fedsam import SAM
+from tests.strategies.sides import sam
 from tests.strategies.test_per_fedavg import ONES, drive, quadratics
 
 
@@ -13,7 +13,7 @@ def test_a_step_by_hand():
     """f = (w_1^2 + 4 w_2^2) / 2 at (3, 1): grad (3, 4), so with rho 5 the top is (6, 5)."""
     batch = (torch.tensor([[1.0, 0.0], [0.0, 4.0]]), torch.zeros(2))
     start = torch.tensor([3.0, 1.0])
-    end, loss, [(at, grad)] = drive(SAM(rho=5.0), itertools.repeat(batch), start, lr=0.1)
+    end, loss, [(at, grad)] = drive(sam(rho=5.0), itertools.repeat(batch), start, lr=0.1)
     torch.testing.assert_close(grad, torch.tensor([6.0, 20.0]))
     assert torch.equal(at, start)  # corrected, and moved, from where it was
     torch.testing.assert_close(end, torch.tensor([2.4, -1.0]))
@@ -35,7 +35,7 @@ def test_the_norm_is_over_all_tensors_and_what_has_no_gradient_stays():
         loss.backward()
         return loss.detach()
 
-    optimizer = SAM(rho=1.0)
+    optimizer = sam(rho=1.0)
     optimizer.start(params, lr=0.1)
     optimizer.step(lambda: None, backward, lambda: None)
     assert seen[0] == [3.0, 4.0, 2.0]
@@ -48,7 +48,7 @@ def test_both_passes_see_one_batch():
     """Batches differ; a step uses up one."""
     batches = quadratics(3)
     source, expected = iter(batches), ONES
-    end, _, _ = drive(SAM(rho=0.5), source, ONES, lr=0.1, steps=2)
+    end, _, _ = drive(sam(rho=0.5), source, ONES, lr=0.1, steps=2)
     for curvature, minimum in batches[:2]:
         first = curvature @ (expected - minimum)
         top = expected + 0.5 * first / first.norm()
@@ -60,9 +60,9 @@ def test_both_passes_see_one_batch():
 def test_weight_decay_does_not_perturb_and_a_zero_gradient_leaves_the_model():
     [batch] = quadratics(1)
     plain, decayed = (
-        drive(SAM(rho=0.5, weight_decay=decay), itertools.repeat(batch), ONES, lr=0.1)[0]
+        drive(sam(rho=0.5, weight_decay=decay), itertools.repeat(batch), ONES, lr=0.1)[0]
         for decay in (0.0, 0.2)
     )
     torch.testing.assert_close(decayed, plain - 0.1 * 0.2 * ONES)
     flat = (torch.zeros_like(batch[0]), batch[1])
-    assert torch.equal(drive(SAM(rho=0.5), itertools.repeat(flat), ONES, lr=0.1)[0], ONES)
+    assert torch.equal(drive(sam(rho=0.5), itertools.repeat(flat), ONES, lr=0.1)[0], ONES)

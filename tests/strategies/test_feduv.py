@@ -6,12 +6,13 @@ from torch.nn.functional import one_hot
 
 from fedhet.strategies.base import Step
 from fedhet.strategies.feduv import (
-    FedUVClient,
+    FedUV,
     crowding,
     median_apart,
     missing_variance,
     squared_distances,
 )
+from tests.strategies.sides import client_side
 
 
 def draw(*shape):
@@ -81,12 +82,12 @@ def test_the_penalty_is_the_weighted_sum():
     """One example has none; equal examples have one without gradient."""
     features, logits = draw(6, 3), draw(6, 4)
     expected = 2.5 * missing_variance(logits) + 0.5 * crowding(features)
-    torch.testing.assert_close(FedUVClient().penalty(step(features, logits)), expected)
-    alone = FedUVClient(uniformity=0.0).penalty(step(features, logits))
+    torch.testing.assert_close(client_side(FedUV).penalty(step(features, logits)), expected)
+    alone = client_side(FedUV, uniformity=0.0).penalty(step(features, logits))
     torch.testing.assert_close(alone, 2.5 * missing_variance(logits))
-    assert FedUVClient().penalty(step(draw(1, 3), draw(1, 4))) is None  # one example
+    assert client_side(FedUV).penalty(step(draw(1, 3), draw(1, 4))) is None  # one example
     features, logits = (torch.ones(5, 3).mul(0.1).requires_grad_() for _ in range(2))
-    penalty = FedUVClient().penalty(step(features, logits))
+    penalty = client_side(FedUV).penalty(step(features, logits))
     assert penalty.item() == pytest.approx(2.5 * 3**-0.5 + 0.5)
     penalty.backward()
     assert features.grad.abs().max() < 1e-6

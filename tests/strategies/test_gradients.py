@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from fedhet.strategies.base import Step
-from fedhet.strategies.feddistill import FedDistillClient
-from fedhet.strategies.feddw import FedDWClient
-from fedhet.strategies.feddyn import DRIFT_SUM, FedDynClient
-from fedhet.strategies.fedmrur import ManifoldRegularizer
-from fedhet.strategies.fedproto import PrototypeClient
-from fedhet.strategies.fedprox import FedProxClient
-from fedhet.strategies.feduv import FedUVClient
+from fedhet.strategies.feddistill import FedDistill
+from fedhet.strategies.feddw import FedDW
+from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn
+from fedhet.strategies.fedmrur import FedMRUR
+from fedhet.strategies.fedproto import FedProto
+from fedhet.strategies.fedprox import FedProx
+from fedhet.strategies.feduv import FedUV
 from fedhet.strategies.moon import contrastive_loss
+from tests.strategies.sides import client_side
 
 
 class Contrastive:
@@ -25,17 +26,17 @@ class Contrastive:
 
 
 def manifold(**how):
-    return ManifoldRegularizer(gamma=0.7, sigma=3.0, **how)
+    return client_side(FedMRUR, gamma=0.7, sigma=3.0, **how)
 
 
 PENALTIES = {
-    "fedprox": FedProxClient(0.7),
-    "feduv": FedUVClient(),
-    "feddistill": FedDistillClient(0.7),
-    "fedproto": PrototypeClient(0.7),
-    "feddyn": FedDynClient(0.7),
-    "feddw": FedDWClient(0.7),
-    "feddw linearised": FedDWClient(0.7, linearised_every=10),
+    "fedprox": client_side(FedProx, mu=0.7),
+    "feduv": client_side(FedUV),
+    "feddistill": client_side(FedDistill, coefficient=0.7),
+    "fedproto": client_side(FedProto, coefficient=0.7),
+    "feddyn": client_side(FedDyn, alpha=0.7),
+    "feddw": client_side(FedDW, mu=0.7),
+    "feddw linearised": client_side(FedDW, mu=0.7, linearised_every=10),
     "moon": Contrastive(),
     "fedmrur": manifold(),
     "fedmrur euclidean": manifold(space="euclidean"),

@@ -6,7 +6,7 @@ import torch
 from fedhet.strategies.base import Reply
 from fedhet.strategies.fusion.projected_layers import masked_classifier
 from fedhet.strategies.fusion.quadratic_program import min_norm_weights
-from fedhet.strategies.maecho import Algorithm1, Equation11, HarmonizedOptima, MAEcho, Released
+from fedhet.strategies.maecho import HarmonizedOptima, MAEcho
 from tests.federation import federate
 from tests.strategies.fusion.test_projections import draw
 from tests.strategies.labelled import blobs
@@ -38,17 +38,17 @@ def replies_of(local: torch.Tensor, factors: torch.Tensor) -> tuple[dict, list[R
     return params, replies
 
 
-def fuse(aggregator: HarmonizedOptima, local: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    return aggregator(*replies_of(local, factors))["body.weight"]
+def fuse(local: torch.Tensor, factors: torch.Tensor, **given) -> torch.Tensor:
+    return HarmonizedOptima(MAEcho(**given))(*replies_of(local, factors))["body.weight"]
 
 
 LOOPS = {
-    "released": Released(0.8),
-    "short steps": Released(0.4),
-    "long steps": Released(1.6),
-    "norm": Released(0.8, normalise=True),
-    "algorithm 1": Algorithm1(0.4, 3.0),
-    "eq. 11": Equation11(0.4, 3.0),
+    "released": {"step": 0.8},
+    "short steps": {"step": 0.4},
+    "long steps": {"step": 1.6},
+    "norm": {"step": 0.8, "normalise": True},
+    "algorithm 1": {"loop": "algorithm1", "eta": 0.4, "mu": 3.0},
+    "eq. 11": {"loop": "equation11", "eta": 0.4, "mu": 3.0},
 }
 STEPS = {"short steps": 0.4, "long steps": 1.6}  # of the others .8
 
@@ -82,7 +82,7 @@ def dense_result(loop, local, factors, iterations, *, program=False, cap=0.5) ->
 def test_a_loop_in_factor_form_is_the_dense_one(loop, rank):
     local, factors = problem(rank=rank)
     factors[1, :, -1] = 0.0  # the first and second client send projections of other ranks
-    found = fuse(HarmonizedOptima(LOOPS[loop], 25, tolerance=0), local, factors)
+    found = fuse(local, factors, **LOOPS[loop], iterations=25, tolerance=0.0)
     expected = dense_result(loop, local, factors, 25)
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
 
@@ -94,8 +94,8 @@ def test_a_loop_with_the_program_s_weights_is_the_dense_one(loop, rank):
     local, factors = problem(clients=3, out=3, width=6, rank=rank)
     factors[:, 4] = factors[:, 1]
     factors = torch.linalg.qr(factors).Q * torch.linspace(0.9, 0.3, rank).double()
-    aggregator = HarmonizedOptima(LOOPS[loop], 4, "program", cap=0.6, tolerance=0)
-    found = fuse(aggregator, local, factors)
+    given = {"iterations": 4, "weights": "program", "cap": 0.6, "tolerance": 0.0}
+    found = fuse(local, factors, **LOOPS[loop], **given)
     expected = dense_result(loop, local, factors, 4, program=True, cap=0.6)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
     assert (found - dense_result(loop, local, factors, 4)).abs().max() > 1e-3
@@ -106,7 +106,7 @@ def test_a_loop_with_the_program_s_weights_is_the_dense_one(loop, rank):
 @pytest.mark.parametrize("rank", [8, 30])  # of 60; 6 clients have 48 directions or 180
 def test_float32_is_within_a_hundred_thousandth(loop, rank):
     local, factors = problem(clients=6, out=20, width=60, rank=rank)
-    found = fuse(HarmonizedOptima(LOOPS[loop], 300, tolerance=0), local.float(), factors.float())
+    found = fuse(local.float(), factors.float(), **LOOPS[loop], iterations=300, tolerance=0.0)
     expected = dense_result(loop, local, factors, 300)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
@@ -115,16 +115,16 @@ def test_float32_is_within_a_hundred_thousandth(loop, rank):
 def test_a_model_of_another_type_is_fused_in_the_projections_type_at_least(dtype, within):
     """Clients send float32 projections whatever their model is."""
     local, factors = problem()
-    expected = fuse(HarmonizedOptima(), local, factors)
-    found = fuse(HarmonizedOptima(), local.to(dtype), factors.float())
+    expected = fuse(local, factors)
+    found = fuse(local.to(dtype), factors.float())
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, atol=within, rtol=0)
 
 
 def test_a_layer_that_has_settled_stops():
     early, later, whole = (
-        fuse(HarmonizedOptima(iterations=count, tolerance=tolerance), *problem())
-        for count, tolerance in ((500, 1e-7), (1000, 1e-7), (1000, 0))
+        fuse(*problem(), iterations=count, tolerance=tolerance)
+        for count, tolerance in ((500, 1e-7), (1000, 1e-7), (1000, 0.0))
     )
     assert torch.equal(early, later)
     assert not torch.equal(early, whole)
@@ -134,20 +134,21 @@ def test_a_layer_that_has_settled_stops():
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("weights", ["uniform", "program"])
 def test_identical_clients_return_their_model_and_zero_projections_the_mean(loop, weights):
-    aggregator, (local, factors) = HarmonizedOptima(LOOPS[loop], weights=weights), problem()
-    found = fuse(aggregator, local[:1].expand(4, 5, 12), factors)
+    (local, factors), given = problem(), {"weights": weights, **LOOPS[loop]}
+    found = fuse(local[:1].expand(4, 5, 12), factors, **given)
     torch.testing.assert_close(found, local[0], atol=1e-12, rtol=0)
     if loop != "norm":
-        found = fuse(aggregator, local, torch.zeros_like(factors))
+        found = fuse(local, torch.zeros_like(factors), **given)
         torch.testing.assert_close(found, local.mean(0), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("initial", ["first", "random", "regmean"])
 def test_w_starts_where_initial_says(initial):
     local, factors = problem()
-    found = fuse(HarmonizedOptima(iterations=0, initial=initial), local, factors)
+    given = {"iterations": 0, "initial": initial, "projections": {"form": "ridge"}}
+    found = fuse(local, factors, **given)
     torch.testing.assert_close(found, local.mean(0))  # the V_i, before any step
-    moved = fuse(HarmonizedOptima(Equation11(), 0, initial=initial), local, factors)
+    moved = fuse(local, factors, loop="equation11", **given)
     assert torch.equal(moved, local[0]) == (initial == "first")
     assert not torch.equal(moved, local.mean(0))
 
@@ -169,7 +170,7 @@ def test_a_class_s_row_is_the_mean_over_its_holders_by_hand():
 
 
 def test_the_flower_strategy_has_the_recipe_s_parts():
-    strategy = MAEcho(rank=3, local_lr=0.01)
+    strategy = MAEcho(projections={"rank": 3})
     assert strategy.client_sides["projections"].rank == 3
     assert isinstance(strategy.server_step.aggregator, HarmonizedOptima)
 
@@ -188,6 +189,10 @@ class Linear(torch.nn.Module):
 
 def test_the_widest_layer_may_have_a_bias_and_a_projection_of_full_rank():
     _, reports = federate(
-        MAEcho(rank=5), blobs(2), model=Linear, loss=torch.nn.functional.cross_entropy, rounds=1
+        MAEcho(projections={"rank": 5}),
+        blobs(2),
+        model=Linear,
+        loss=torch.nn.functional.cross_entropy,
+        rounds=1,
     )
     assert len(reports[-1].clients) == 2

@@ -13,8 +13,9 @@ from fedhet.client_app.state import ContextStateStore
 from fedhet.strategies.base import LocalSummary
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.moon import MOON, MOONClient, contrastive_loss
+from fedhet.strategies.moon import MOON, contrastive_loss
 from tests.strategies.labelled import WithoutDropout, blobs, train
+from tests.strategies.sides import built, client_side
 from tests.strategies.test_personal import Normed
 
 HEAD = TensorSelector("head.*")
@@ -49,9 +50,9 @@ def test_what_is_kept_gives_the_same_features_after_a_restart():
     inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     trained, state, store = Normed(), {}, ContextStateStore(RecordDict())
     trained(inputs)  # moves the running statistics
-    MOONClient().end(SimpleNamespace(model=trained, state=state), SUMMARY)
+    client_side(MOON).end(SimpleNamespace(model=trained, state=state), SUMMARY)
     store.save("run", 1, state, keep=())
-    received, side = Normed().eval(), MOONClient()
+    received, side = Normed().eval(), client_side(MOON)
     side.begin(SimpleNamespace(state=store.load("run", 1), global_model=received))
     [previous] = side.contrasted
     assert not previous.training
@@ -63,7 +64,7 @@ def test_the_oldest_previous_model_goes():
     model, state = nn.Linear(1, 1, bias=False), {}
     for value in (1.0, 2.0, 3.0):
         nn.init.constant_(model.weight, value)
-        MOONClient(previous=2).end(SimpleNamespace(model=model, state=state), SUMMARY)
+        client_side(MOON, previous=2).end(SimpleNamespace(model=model, state=state), SUMMARY)
     kept = {name: tensors["weight"].item() for name, tensors in state.items()}
     assert kept == {"moon-previous-0": 3.0, "moon-previous-1": 2.0}
 
@@ -102,11 +103,13 @@ def test_three_rounds_of_moon_against_a_plain_loop(phases):
         shared = WithoutDropout()
         shared.load_state_dict(mean)
     options = LocalTrainingConfig(batch_size=100, epochs=2, phases=phases)
-    params, _ = train(MOON(mu, tau, local_lr=lr), 3, WithoutDropout, datasets, options=options)
+    params, _ = train(
+        built(MOON, mu=mu, tau=tau, local_lr=lr), 3, WithoutDropout, datasets, options=options
+    )
     for name, value in shared.state_dict().items():
         torch.testing.assert_close(params[name], value, atol=1e-5, rtol=1e-4)
 
 
 def test_moon_at_zero_keeps_nothing():
     context = SimpleNamespace(model=nn.Linear(1, 1), state={})
-    assert MOONClient(mu=0.0).end(context, SUMMARY) == context.state == {}
+    assert client_side(MOON, mu=0.0).end(context, SUMMARY) == context.state == {}

@@ -14,9 +14,9 @@ from fedhet.common.errors import ConfigError
 from fedhet.conf import build_local_optimizer, compose
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
-from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
 from tests.recipes import overrides
 from tests.strategies.labelled import Classifier, blobs
+from tests.strategies.sides import per_fedavg
 
 Quadratic = tuple[Tensor, Tensor]  # curvature H (d, d) and minimum m (d,): (w - m)^T H (w - m) / 2
 ZERO, ONES = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
@@ -63,7 +63,7 @@ def test_a_first_order_step_by_hand():
         (torch.tensor([[curvature]]).double(), torch.tensor([minimum]).double())
         for curvature, minimum in ((2.0, 1.0), (4.0, 3.0))
     ]
-    w, loss, corrected = drive(PerFedAvgOptimizer(0.1), batches, torch.zeros(1).double(), 0.5)
+    w, loss, corrected = drive(per_fedavg(0.1), batches, torch.zeros(1).double(), 0.5)
     torch.testing.assert_close(w, torch.tensor([5.6]).double())
     torch.testing.assert_close(loss, torch.tensor(15.68).double())
     ((where, grad),) = corrected  # once, at the restored w, on the gradient that is used
@@ -75,7 +75,7 @@ def test_a_first_order_step_by_hand():
 def test_a_hessian_free_step_against_the_exact_hessian(delta):
     """g = (I - alpha H'') H' (w' - m'): exact on a quadratic, whatever delta."""
     batches = quadratics(3)
-    optimizer = PerFedAvgOptimizer(0.1, "hessian_free", delta)
+    optimizer = per_fedavg(0.1, "hessian_free", delta)
     w, loss, ((where, grad),) = drive(optimizer, batches, ONES, 0.5)
     (h, m), (h_, m_), (h__, _) = batches
     adapted = ONES - 0.1 * h @ (ONES - m)
@@ -101,7 +101,7 @@ def test_hessian_free_on_a_curved_loss_is_second_order_in_delta():
     _, product = torch.autograd.functional.hvp(lambda w: curved(w, batches[2]), ZERO, outer)
     errors = []
     for delta in (1e-2, 1e-3):
-        optimizer = PerFedAvgOptimizer(0.1, "hessian_free", delta)
+        optimizer = per_fedavg(0.1, "hessian_free", delta)
         _, _, ((_, grad),) = drive(optimizer, batches, ZERO, 0.5, loss_of=curved)
         errors.append(float((grad - (outer - 0.1 * product)).norm()))
     assert errors[0] / errors[1] == pytest.approx(100.0, rel=0.05)
@@ -111,20 +111,20 @@ def test_hessian_free_on_a_curved_loss_is_second_order_in_delta():
 @pytest.mark.parametrize(("order", "count"), [("first", 2), ("hessian_free", 3)])
 def test_alpha_zero_is_sgd_on_the_second_batch_and_same_batch_repeats_one(order, count):
     batches = quadratics(2 * count)
-    ours, _, _ = drive(PerFedAvgOptimizer(0.0, order), batches, ZERO, 0.05, steps=2)
+    ours, _, _ = drive(per_fedavg(0.0, order), batches, ZERO, 0.05, steps=2)
     theirs, _, _ = drive(SGD(), batches[1::count], ZERO, 0.05, steps=2)
     assert torch.equal(ours, theirs)
-    optimizer = PerFedAvgOptimizer(0.1, order, same_batch=True)
+    optimizer = per_fedavg(0.1, order, same_batch=True)
     ours, _, _ = drive(optimizer, batches, ZERO, 0.05, steps=2)
     repeated = [batch for batch in batches[:2] for _ in range(count)]
-    theirs, _, _ = drive(PerFedAvgOptimizer(0.1, order), repeated, ZERO, 0.05, steps=2)
+    theirs, _, _ = drive(per_fedavg(0.1, order), repeated, ZERO, 0.05, steps=2)
     assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(("order", "batches"), [("first", 1), ("hessian_free", 2)])
 def test_when_the_batches_run_out_the_model_is_as_before_the_step(order, batches):
     param = ONES.clone().requires_grad_()
-    optimizer = PerFedAvgOptimizer(0.1, order)
+    optimizer = per_fedavg(0.1, order)
     optimizer.start({"w": param}, 0.5)
     stream = iter(quadratics(batches))
 
@@ -146,7 +146,7 @@ def test_both_hessian_free_passes_have_the_same_dropout():
         return quadratic(F.dropout(w, 0.5), batch)
 
     with torch.random.fork_rng():
-        optimizer = PerFedAvgOptimizer(0.1, "hessian_free")
+        optimizer = per_fedavg(0.1, "hessian_free")
         drive(optimizer, quadratics(3), ONES, 0.5, loss_of=loss_of)
         states.append(torch.get_rng_state())
     assert torch.equal(states[2], states[3])
@@ -173,7 +173,7 @@ def fit(model, options: LocalTrainingConfig, **how) -> dict:
 def test_steps_are_counted_as_moves(how, steps):
     """17 examples in batches of 8, two epochs: six mini-batches."""
     options = LocalTrainingConfig(batch_size=8, epochs=2)
-    metrics = fit(Classifier(), options, optimizer=PerFedAvgOptimizer(**how))
+    metrics = fit(Classifier(), options, optimizer=per_fedavg(**how))
     assert (metrics["num-steps"], metrics["lr-sum"]) == (steps, pytest.approx(0.1 * steps))
 
 

@@ -14,17 +14,18 @@ from fedhet.strategies.components.local_training_config import (
     LocalTrainingConfig,
     local_training_config,
 )
-from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fedavg import Centralised, FedAvg, Local
 from fedhet.strategies.fedbabu import FedBABU
 from fedhet.strategies.fedper import FedPer
 from fedhet.strategies.fedrep import FedRep
-from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
-from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.method import Method
 from tests.federation import TensorBatches
 from tests.recipes import overrides
+from tests.refused import refused
 from tests.strategies.labelled import WithoutDropout, assert_same, blobs, train
+from tests.strategies.sides import built, per_fedavg
 from tests.strategies.test_closed_forms import stores
+from tests.strategies.test_phases import phases_of
 
 State = dict[str, Tensor]
 BODY, HEAD = ["body.0.weight", "body.0.bias"], ["head.weight", "head.bias"]
@@ -73,10 +74,10 @@ def assert_close(left: State, right: State, names: Iterable[str]) -> None:
         torch.testing.assert_close(left[name], right[name], atol=1e-12, rtol=1e-12, msg=name)
 
 
-def run(strategy: FederatedStrategy, rounds: int = 3, model=exact, clients: int = 2, **how):
+def run(strategy: Method, rounds: int = 3, model=exact, clients: int = 2, **how):
     """Return the final params, what each client kept, and the reports."""
     kept = stores(clients)
-    personal = getattr(strategy, "personal", TensorSelector("none")).spec
+    personal = strategy.settings.get("strategy.personal", "none")
     how = {"data": exact_blobs(clients), "batch_size": WHOLE, "personal": personal, **how}
     params, reports = train(strategy, rounds, model, stores=kept, **how)
     states = [store.load(strategy.state.experiment, rounds) for store in kept.values()]
@@ -109,9 +110,8 @@ OPTIMIZERS = [
 )
 def test_fedper_fedrep_and_fedbabu_by_hand(strategy, epochs, ours, theirs):
     """Three rounds; bodies are averaged by examples, heads stay; FedBABU's never changes."""
-    phases = getattr(strategy, "phases", ())
-    options = LocalTrainingConfig(batch_size=WHOLE, epochs=3, phases=phases)
-    params, own, reports = run(strategy(local_lr=0.1), optimizer=ours, options=options)
+    options = LocalTrainingConfig(batch_size=WHOLE, epochs=3, phases=phases_of(strategy))
+    params, own, reports = run(built(strategy, local_lr=0.1), optimizer=ours, options=options)
     body, local = by_hand(3, epochs, theirs)
     assert list(params) == BODY
     assert_close(params, body, BODY)
@@ -129,7 +129,7 @@ def test_fedper_fedrep_and_fedbabu_by_hand(strategy, epochs, ours, theirs):
 @pytest.mark.slow
 def test_local_is_a_training_of_its_own_at_every_client():
     """Three rounds of two epochs are six, nothing travels, and a client kept its whole model."""
-    params, own, reports = run(Local(local_lr=0.1))
+    params, own, reports = run(built(Local, local_lr=0.1))
     assert params == {}
     assert all(report.bytes_up == report.bytes_down == 0 for report in reports)
     for mine, data in zip(own, exact_blobs(2), strict=True):
@@ -141,23 +141,23 @@ def test_one_client_is_centralised_sgd():
     """K steps of one client a round, R rounds, equal K * R steps of SGD on its data."""
     expected = plain_loop(exact(), exact_blobs(1)[0], [(6, BODY + HEAD)])
     for strategy in (Centralised, FedAvg):
-        params, _, _ = run(strategy(local_lr=0.1), clients=1)
+        params, _, _ = run(built(strategy, local_lr=0.1), clients=1)
         assert_close(params, expected, BODY + HEAD)
-    with pytest.raises(ValueError, match=r"clients=3.*centralised.*clients=1"):
+    with refused("clients=3", "clients=1", kind=ValueError):
         compose(overrides("strategy=centralised", "clients=3"))
 
 
 KEPT = [(spec, SGD) for spec in ("none", "head.*", "last:2", "body.*", "all")]
 
 
-@pytest.mark.parametrize(("personal", "optimizer"), [*KEPT, ("none", PerFedAvgOptimizer)])
+@pytest.mark.parametrize(("personal", "optimizer"), [*KEPT, ("none", per_fedavg)])
 def test_batchnorm_statistics_by_hand(personal, optimizer):
     """A pass moves the running mean by a tenth of the way to the mean of the inputs.
 
     Shared, it is averaged by examples after a round's two; kept, it goes on through all six.
     Per-FedAvg takes a round's two passes for one step.
     """
-    data, strategy = blobs(2), FedAvg(local_lr=0.1, buffers=BUFFERS)
+    data, strategy = blobs(2), built(FedAvg, local_lr=0.1, buffers=BUFFERS)
     how = {"model": Normed, "data": data, "personal": personal, "optimizer": optimizer}
     params, own, _ = run(strategy, **how)
     means = [part.inputs.mean(0) for part in data]

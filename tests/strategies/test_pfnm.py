@@ -11,10 +11,10 @@ from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, plain_part
 from fedhet.strategies.base import Reply
 from fedhet.strategies.ensemble import ensemble_of
-from fedhet.strategies.fedma import FedMA, MatchedAveraging
+from fedhet.strategies.fedma import FedMA
 from fedhet.strategies.fusion.grown_network import GrownNetwork, grown_network
 from fedhet.strategies.fusion.neuron_matching import Neurons, assign, match
-from fedhet.strategies.pfnm import PFNM, NeuralMatching
+from fedhet.strategies.pfnm import PFNM
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.tasks import build_task
 from fedhet.tasks.evaluation import evaluate_model
@@ -22,8 +22,9 @@ from tests.recipes import TINY, overrides, run_recipe
 from tests.strategies.fusion.test_layer_chain import tensors
 from tests.strategies.fusion.test_neuron_alignment import INPUTS, model_of, permuted
 from tests.strategies.fusion.test_projections import draw
+from tests.strategies.sides import built, parts_of
 
-OUTPUTS = {"mlp": NeuralMatching, "feddw_cnn": MatchedAveraging}
+METHODS = {"mlp": PFNM, "feddw_cnn": FedMA}
 
 
 def neurons_of(rows, precisions, mean: float | torch.Tensor = 0.0, precision=0.5) -> Neurons:
@@ -131,19 +132,19 @@ def grown(output: GrownNetwork, kind: str, models: list, counts: list | None = N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", OUTPUTS)
+@pytest.mark.parametrize("kind", METHODS)
 def test_one_network_in_three_orders_comes_out_as_it_is(kind):
     """Hardly any prior and a small mass: no neuron is new, and none is shrunk."""
     models = [model_of(kind, 1), *(permuted(model_of(kind, 1), seed) for seed in (2, 3))]
     expected = tensors(model_of(kind, 1))
-    output = OUTPUTS[kind](sigma=1e-3, sigma0=1e4, gamma=1e-3, sweeps=1)
+    output = parts_of(METHODS[kind], sigma=1e-3, sigma0=1e4, gamma=1e-3, sweeps=1).output
     output_model, _ = grown(output, kind, models)
     for name, value in expected.items():
         torch.testing.assert_close(output_model[f"grown.{name}"], value, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", OUTPUTS)
+@pytest.mark.parametrize("kind", METHODS)
 def test_neurons_that_all_are_new_stand_side_by_side(kind):
     """Nothing is matched and nothing shrunk: the logits are the sum, by shares of the classes."""
     models = [model_of(kind, seed).eval() for seed in (1, 2)]
@@ -151,7 +152,9 @@ def test_neurons_that_all_are_new_stand_side_by_side(kind):
         if name.endswith("bias"):
             value.data.zero_()
     counts = [[1.0, 3.0, 0.0, 0.0, 5.0] * 2, [1.0, 1.0, 7.0, 0.0, 0.0] * 2]
-    output = OUTPUTS[kind](sigma=1e-9, sigma0=1e9, gamma=1e9, max_neurons=10_000, sweeps=1)
+    output = parts_of(
+        METHODS[kind], sigma=1e-9, sigma0=1e9, gamma=1e9, max_neurons=10_000, sweeps=1
+    ).output
     _, network = grown(output, kind, models, counts)
     inputs = draw(4, *INPUTS[kind])
     shares = torch.tensor(counts) / torch.tensor(counts).sum(0).clamp_min(1.0)
@@ -190,7 +193,7 @@ def test_pfnm_by_hand():
         [[(1.5 + 2) / 2, (0 + 1) / 2], [1 / 2, 5 / 2]],
         [(0.75 + 1.25 + 0.1) / 2, (2 + 0 + 0.1) / 2],
     ]
-    assert_grown(NeuralMatching(), "body.1", first, second, expected=expected)
+    assert_grown(parts_of(PFNM).output, "body.1", first, second, expected=expected)
 
 
 def test_fedma_by_hand():
@@ -205,14 +208,14 @@ def test_fedma_by_hand():
         [mean, [1.0, 1.0, 5.0, 5.0]],
         [0.75 * 1 + 0.25 * 5, 2.0],
     ]
-    assert_grown(MatchedAveraging(), "body.0", first, second, expected=expected)
+    assert_grown(parts_of(FedMA).output, "body.0", first, second, expected=expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", OUTPUTS)
+@pytest.mark.parametrize("kind", METHODS)
 def test_layers_grow_up_to_max_neurons(kind):
     models = [model_of(kind, seed) for seed in (1, 2, 3)]
-    output = OUTPUTS[kind](sigma=1e-6, gamma=50.0, max_neurons=150, sweeps=1)
+    output = parts_of(METHODS[kind], sigma=1e-6, gamma=50.0, max_neurons=150, sweeps=1).output
     output_model, network = grown(output, kind, models)
     for name, own in tensors(models[0]).items():
         if len(own) > 50:
@@ -226,7 +229,7 @@ def test_layers_grow_up_to_max_neurons(kind):
 def test_what_is_stored_is_the_network_that_was_evaluated(method, tmp_path):
     words = [*TINY, f"strategy={method}", "rounds=1", "local.initial=own"]
     if method != "ensemble":
-        words += [f"strategy.{method}.sigma=0.1", f"strategy.{method}.sweeps=0"]
+        words += [f"strategy.{method}.sigma=0.1", f"strategy.{method}.sweeps=1"]
     summary = run_recipe(tmp_path, *words)
     stored = load_file(tmp_path / "model.safetensors")
     recipe = compose(overrides(*words))
@@ -239,9 +242,9 @@ def test_what_is_stored_is_the_network_that_was_evaluated(method, tmp_path):
 
 def test_pfnm_refuses_convolutions_both_refuse_norms_and_have_their_papers_gamma():
     with pytest.raises(ConfigError, match="PFNM matches linear layers: choose strategy=fedma"):
-        PFNM(server_model=ServerModel(model_of("feddw_cnn", 1), INPUTS["feddw_cnn"], 10))
+        built(PFNM, server_model=ServerModel(model_of("feddw_cnn", 1), INPUTS["feddw_cnn"], 10))
     with pytest.raises(ConfigError, match=r"body.0.weight is followed by normalisation \(body.1"):
-        FedMA(server_model=ServerModel(model_of("normalised", 1), INPUTS["normalised"], 10))
+        built(FedMA, server_model=ServerModel(model_of("normalised", 1), INPUTS["normalised"], 10))
     network = ServerModel(model_of("mlp", 1), INPUTS["mlp"], 10)
-    assert PFNM(server_model=network).server_step.output.gamma == 1.0
-    assert FedMA(server_model=network).server_step.output.gamma == 7.0
+    assert built(PFNM, server_model=network).server_step.output.gamma == 1.0
+    assert built(FedMA, server_model=network).server_step.output.gamma == 7.0

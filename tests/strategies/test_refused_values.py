@@ -1,125 +1,142 @@
-"""A value out of its range is refused by the name of its key."""
+"""A value that is not allowed is refused by the name of its key."""
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from torch import nn
 
+import fedhet
+from fedhet.common.configured import MISSING, Configured, Field, fields, section_of
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.apfl import APFLClient
+from fedhet.common.kinds import choices_of
+from fedhet.conf import catalogue
 from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from fedhet.strategies.components.schedules import MultiStep
 from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.dense import DENSE, Distilled
-from fedhet.strategies.ditto import DittoClient
+from fedhet.strategies.dense import DENSE
 from fedhet.strategies.ensemble import Ensemble
-from fedhet.strategies.fedala import FedALAClient
 from fedhet.strategies.fedcm import ClientMomentum
-from fedhet.strategies.feddistill import FedDistillClient
-from fedhet.strategies.feddw import FedDWClient
-from fedhet.strategies.feddyn import FedDynClient, FedDynServer
-from fedhet.strategies.fedexp import ExtrapolatedMean
-from fedhet.strategies.fedmrur import ManifoldRegularizer
-from fedhet.strategies.fednova import FedNovaClient
-from fedhet.strategies.fedproto import PrototypeClient
-from fedhet.strategies.fedprox import FedProxClient
-from fedhet.strategies.fedsam import SAM
-from fedhet.strategies.feduv import FedUVClient
-from fedhet.strategies.fusion.distillation import Distillation, Generation
-from fedhet.strategies.maecho import Algorithm1, Equation11, HarmonizedOptima, Released
-from fedhet.strategies.moon import MOONClient
-from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
-from fedhet.strategies.pfedme import PFedMeClient
-from fedhet.strategies.pfnm import PFNM, NeuralMatching
-from fedhet.strategies.scaffold import ControlVariateClient
-from fedhet.strategies.statistics.soft_labels import SoftLabelServer
+from fedhet.strategies.feddw import FedDW
+from fedhet.strategies.fednova import FedNova
+from fedhet.strategies.fedpvr import FedPVR
+from fedhet.strategies.method import Method
+from fedhet.strategies.modes.private.mechanisms import CentralAdaptive, CentralFixed, Local
+from fedhet.strategies.pfnm import PFNM
+from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression
 from tests.strategies.labelled import Biasless, Classifier
-from tests.strategies.sides import check_side
+from tests.strategies.sides import check_side, client_side, per_fedavg
 
-WRONG = [
-    (Distilled, "strategy.dense", {"epochs": [-1], "initial": ["mean"], "crop_padding": [-1]}),
-    (Generation, "strategy.dense", {"images": [0], "bn": [-1.0]}),
-    (lambda generator_lr: Generation(lr=generator_lr), "strategy.dense", {"generator_lr": [0.0]}),
-    (Distillation, "strategy.dense", {"batch_size": [1], "temperature": [0.0]}),
-    (APFLClient, "strategy.apfl", {"alpha": [-0.1, 1.1], "alpha_lr": [-1.0]}),
-    (DittoClient, "strategy.ditto", {"coefficient": [-1.0]}),
-    (PFedMeClient, "strategy.pfedme", {"coefficient": [-1.0], "steps": [0], "lr": [0.0]}),
-    (FedALAClient, "strategy.fedala", {"eta": [-1.0], "data_share": [0.0, 1.5]}),
-    (FedALAClient, "strategy.fedala", {"until_std": [0.0]}),
-    (ClientMomentum, "strategy.client_momentum", {"alpha": [0.0, -0.1, 1.1]}),
-    (FedDistillClient, "strategy.feddistill", {"coefficient": [-1.0]}),
-    (FedDWClient, "strategy.feddw", {"mu": [-1], "decay": [1.5], "decay_every": [0]}),
-    (FedDWClient, "strategy.feddw", {"linearised_every": [-1, 0.5]}),
-    (FedDynClient, "strategy.feddyn", {"alpha": [-0.1]}),
-    (FedDynServer, "strategy.feddyn", {"alpha": [-0.1]}),
-    (ExtrapolatedMean, "strategy.fedexp", {"eps": [0.0, -1.0]}),
-    (ManifoldRegularizer, "strategy.fedmrur", {"gamma": [-1.0], "sigma": [0.0], "beta": [0.0]}),
-    (ManifoldRegularizer, "strategy.fedmrur", {"space": ["flat"], "lifts": ["labels"]}),
-    (PrototypeClient, "strategy.fedproto", {"coefficient": [-1.0]}),
-    (FedProxClient, "strategy.fedprox", {"mu": [-1.0]}),
-    (SAM, "strategy.sam", {"rho": [-0.1]}),
-    (FedUVClient, "strategy.feduv", {"variance": [-1.0], "uniformity": [-1.0]}),
-    (HarmonizedOptima, "strategy.maecho", {"iterations": [-1], "weights": ["best"]}),
-    (HarmonizedOptima, "strategy.maecho", {"initial": ["last"], "cap": [0.0]}),
-    (Released, "strategy.maecho", {"step": [2.5]}),
-    (Algorithm1, "strategy.maecho", {"eta": [0.0]}),
-    (Equation11, "strategy.maecho", {"mu": [-1.0]}),
-    (MOONClient, "strategy.moon", {"mu": [-1.0], "tau": [0.0], "previous": [0]}),
-    (PerFedAvgOptimizer, "strategy.per_fedavg", {"alpha": [-1.0], "order": ["second"]}),
-    (PerFedAvgOptimizer, "strategy.per_fedavg", {"delta": [0.0]}),
-    (NeuralMatching, "strategy.pfnm", {"sigma": [0], "sigma0": [0], "gamma": [0]}),
-    (NeuralMatching, "strategy.pfnm", {"max_neurons": [0]}),
-    (ControlVariateClient, "strategy.scaffold", {"option": ["III"]}),
-    (SoftLabelServer, "strategy.soft_labels", {"history": ["every"], "absent": ["zero"]}),
-    (SoftLabelServer, "strategy.soft_labels", {"smoothing": [1.5]}),
-    (FixedSizeSampler, "", {"participation": [0.0, -0.1, 1.1]}),
-    (BernoulliSampler, "", {"participation": [0.0, 1.1]}),
-    (MultiStep, "schedule", {"milestones": [[0.5, 1.0], [0.0]], "decay": [0.0, 1.5]}),
-]
-CASES = [
-    pytest.param(part, {key: value}, f"{prefix}.{key}={value!r}".lstrip("."), id=f"{key}={value!r}")
-    for part, prefix, wrong in WRONG
-    for key, values in wrong.items()
-    for value in values
-]
+PUBLIC = [getattr(fedhet, name) for name in fedhet.__all__]
+METHODS = [one for one in PUBLIC if isinstance(one, type) and issubclass(one, Method)]
+PRIVACY = [CentralFixed, CentralAdaptive, Local]
+# by what is allowed, values that are not
+WRONG = {
+    "a number above 0": [0.0, -1.0, float("inf"), float("nan"), True, "abc", None],
+    "a number of at least 0": [-0.1, float("inf"), "1", None],
+    "a number in (0, 1]": [0.0, 1.1, "abc"],
+    "a number in (0, 2]": [0.0, 2.5],
+    "a number in [0, 1]": [-0.1, 1.5, "abc"],
+    "a number in [1e-10, 0.1]": [0.0, 0.5],
+    "a whole number of at least 0": [-1, 1.5, True],
+    "a whole number of at least 1": [0, 1.5, "abc"],
+    "a whole number of at least 1 or a list, each of it a whole number of at least 1 or null": [
+        *(0, "abc", [2, 0]),
+    ],
+    "a whole number of at least 2": [1, 2.5],
+    "a whole number in [0, 4294967296)": [-1, 2**32, 0.5],
+    "true or false": ["maybe", 1, None],
+    "none, all, last:N, first:N or name patterns": ["last:0", "last:x", "first:", "", 3],
+    "auto, cpu, cuda or cuda:N": ["gpu", "cuda:x", 0],
+}
 
 
-@pytest.mark.parametrize(("part", "wrong", "said"), CASES)
-def test_a_value_out_of_range_names_its_key(part, wrong, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        part(**wrong)
+def parameters(kind: type[Configured]) -> Iterator[Field]:
+    return (one for one in fields(kind).values() if not (one.in_code or section_of(one)))
+
+
+def made(kind: type[Configured], **given: Any) -> Configured:
+    return kind.unbound(given) if issubclass(kind, Method) else kind(**given)
+
+
+SECTIONS = {section_of(field) for kind in METHODS for field in fields(kind).values()} - {None}
+
+
+@pytest.mark.parametrize("kind", [*METHODS, *SECTIONS, *PRIVACY], ids=lambda kind: kind.__name__)
+def test_every_parameter_refuses_what_its_kind_does_not_allow_by_its_key(kind):
+    for field in parameters(kind):
+        assert field.default is not MISSING, field.name
+        made(kind, **{field.name: field.default})
+        allowed = field.allowed.removesuffix(" or null")
+        wrong = ["nothing", 3, *WRONG["true or false"]]
+        wrong = wrong if choices_of(field.annotation) else WRONG[allowed]
+        for value in wrong:
+            if value is None and allowed != field.allowed:
+                continue
+            key = field.key or f"{kind.section}.{field.name}"
+            with pytest.raises(ConfigError, match=rf"^{re.escape(key)}="):
+                made(kind, **{field.name: value})
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
+def test_every_key_of_a_method_has_a_meaning_in_the_catalogue(kind):
+    if kind is not Method:
+        options = catalogue.catalogue()[kind.name]["options"]
+        keys = {f"{kind.section}.{one.name}" for one in parameters(kind) if not one.key}
+        assert keys <= options.keys()
+        assert all(option["meaning"] and option["allowed"] for option in options.values())
+
+
+def test_an_unknown_parameter_or_a_section_of_another_class_is_refused_by_its_key():
+    with pytest.raises(ConfigError, match=r"strategy\.fedpvr\.layer: did you mean layers"):
+        FedPVR(layer="all")
+    with pytest.raises(ConfigError, match=r"strategy\.soft_labels\.histry: did you mean history"):
+        FedDW(soft_labels={"histry": "all"})
+    with pytest.raises(ConfigError, match=r"strategy\.feddw\.soft_labels="):
+        FedDW(soft_labels=None)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        *((FixedSizeSampler, "participation", value) for value in (0.0, -0.1, 1.1)),
+        *((BernoulliSampler, "participation", value) for value in (0.0, 1.1)),
+        *((MultiStep, "milestones", value) for value in ([0.5, 1.0], [0.0])),
+        *((MultiStep, "decay", value) for value in (0.0, 1.5)),
+    ],
+)
+def test_a_component_refuses_a_value_by_its_key(part, name, value):
+    with pytest.raises(ConfigError, match=rf"{name}="):
+        part(**{name: value})
 
 
 @pytest.mark.parametrize("spec", ["last:0", "last:x", "first:"])
-def test_a_malformed_selector_names_its_key_and_the_syntax(spec):
-    with pytest.raises(ConfigError, match=rf"local\.x='{spec}'.*last:N"):
+def test_a_malformed_selector_names_its_key(spec):
+    with pytest.raises(ConfigError, match=rf"local\.x='{spec}'"):
         TensorSelector(spec, "local.x")
 
 
 SMALL, HEAVY = Regression(1), SGD(momentum=0.9)
 NO_HEAD = nn.ModuleDict({"last": nn.Linear(2, 2, bias=False)})
+MOMENTUM = {"layers": "all", "option": "II-momentum"}
 
 
 @pytest.mark.parametrize(
     ("side", "model", "optimizer", "message"),
     [
         # option II reads the gradient off plain steps
-        (ControlVariateClient(), SMALL, HEAVY, r"scaffold\.option=II .*local\.optimizer=sgd"),
-        (ControlVariateClient("all", "II", "fedpvr"), SMALL, Adam(), r"fedpvr\.option=II .*=sgd"),
-        (ControlVariateClient("all", "II-momentum"), SMALL, Adam(), r"option=II-momentum .*=sgd"),
-        (FedNovaClient(), SMALL, Adam(), r"local\.optimizer=sgd"),
-        (ClientMomentum(), SMALL, HEAVY, r"local\.momentum=0"),
-        (ClientMomentum(), SMALL, Adam(), r"local\.momentum=0"),
-        (FedDWClient(), Classifier(), SGD(), r"task\.head_bias=false"),
-        (FedDWClient(), NO_HEAD, SGD(), "the classifier is a NoneType"),
-        (
-            FedDWClient(),
-            nn.ModuleDict({"head": nn.Sequential()}),
-            SGD(),
-            "the classifier is a Sequential",
-        ),
+        (client_side(SCAFFOLD), SMALL, HEAVY, r"scaffold\.option=II .*local\.optimizer=sgd"),
+        (client_side(FedPVR, layers="all"), SMALL, Adam(), r"fedpvr\.option=II .*=sgd"),
+        (client_side(FedPVR, **MOMENTUM), SMALL, Adam(), r"option=II-momentum .*=sgd"),
+        (client_side(FedNova), SMALL, Adam(), r"local\.optimizer=sgd"),
+        (client_side(ClientMomentum), SMALL, HEAVY, r"local\.momentum=0"),
+        (client_side(ClientMomentum), SMALL, Adam(), r"local\.momentum=0"),
+        (client_side(FedDW), Classifier(), SGD(), r"task\.head_bias=false"),
+        (client_side(FedDW), NO_HEAD, SGD(), "NoneType"),
+        (client_side(FedDW), nn.ModuleDict({"head": nn.Sequential()}), SGD(), "Sequential"),
     ],
 )
 def test_a_side_refuses_the_model_or_the_steps_that_it_does_not_fit(
@@ -131,13 +148,13 @@ def test_a_side_refuses_the_model_or_the_steps_that_it_does_not_fit(
 
 def test_a_side_takes_what_it_fits():
     for layers, option in (("all", "II-momentum"), ("all", "I"), ("none", "II")):
-        check_side(ControlVariateClient(layers, option), SMALL, HEAVY)
-    check_side(ControlVariateClient(), SMALL, PerFedAvgOptimizer())  # its moves are plain
-    check_side(ClientMomentum(), SMALL, SGD(weight_decay=0.1))
-    check_side(FedDWClient(), Biasless(), SGD())
+        check_side(client_side(FedPVR, layers=layers, option=option), SMALL, HEAVY)
+    check_side(client_side(SCAFFOLD), SMALL, per_fedavg())  # its moves are plain
+    check_side(client_side(ClientMomentum), SMALL, SGD(weight_decay=0.1))
+    check_side(client_side(FedDW), Biasless(), SGD())
 
 
 @pytest.mark.parametrize("method", [DENSE, Ensemble, PFNM])
 def test_a_method_whose_server_runs_the_model_needs_it(method):
-    with pytest.raises(ConfigError, match=r"runs the model .*server_model=ServerModel"):
+    with pytest.raises(ConfigError, match="server_model"):
         method()

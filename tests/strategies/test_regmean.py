@@ -26,7 +26,7 @@ def fused_and_outputs(inputs: list[torch.Tensor], local: torch.Tensor):
     for i, (rows, scale) in enumerate(zip(inputs, scales, strict=True)):
         replies[i] = replace(replies[i], num_examples=len(rows))
         replies[i].payloads["projection_scales"]["body.weight"] = scale
-    found = RegressionMean(shrinkage=1.0, classifier="masked")(params, replies)["body.weight"]
+    found = RegressionMean(1.0, "masked")(params, replies)["body.weight"]
     outputs = [rows @ w.T for rows, w in zip(inputs, local, strict=True)]
     return found.double(), torch.cat(outputs)
 

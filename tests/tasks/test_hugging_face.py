@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedhet.common.errors import ConfigError
 from fedhet.tasks.hugging_face import load
 from fedhet.tools.export import tokens_of
+from tests.refused import refused
 from tests.tasks.plain import SITE, task_of
 from tests.tasks.tokenizers import write_tokenizer
 
@@ -88,9 +88,7 @@ def test_columns_of_numbers_and_targets_of_a_regression(tmp_path):
 def test_a_missing_number_of_a_row_is_refused(tmp_path):
     folder = saved(tmp_path / "set", {"x": [[1.0, 2.0], [3.0, None]], "y": [0.5, 7]})
     options = {"input_column": "x", "label_column": "y", "test_split": None, "kind": "regression"}
-    with pytest.raises(
-        ConfigError, match=r"row 1: a number is missing.*fill it, or remove the row"
-    ):
+    with refused("1"):
         load(path=folder, test_fraction=0.0, **options)
 
 
@@ -160,20 +158,20 @@ def test_labels_are_found_by_name_and_numbers_without_names_by_place(
 @pytest.mark.parametrize(
     ("feature", "given", "classes", "said"),
     [
-        (POLARITY, [0, 1], ["neg", "positive"], r"are pos, and task\.classes=\[neg,positive\]"),
-        (POLARITY, [-1, 1], ["neg", "pos"], "label_column=label has rows without a label"),
+        (POLARITY, [0, 1], ["neg", "positive"], "task.classes=[neg,positive]"),
+        (POLARITY, [-1, 1], ["neg", "pos"], "label_column=label"),
         (
             WHOLE,
             [0, 1],
             ["3", "other"],
-            r"numbers, and task\.classes=\[3,other\] numbers and words",
+            "task.classes=[3,other]",
         ),
-        (WHOLE, [0, 2], ["2", "1"], r"are 0, and task\.classes=\[2,1\]"),
-        (BOOL, [False, True], ["no", "yes"], "are False, True, and task.classes"),
+        (WHOLE, [0, 2], ["2", "1"], "0 task.classes=[2,1]"),
+        (BOOL, [False, True], ["no", "yes"], "task.classes"),
     ],
 )
 def test_labels_that_fit_no_class_or_two_are_refused(tmp_path, feature, given, classes, said):
-    with pytest.raises(ConfigError, match=said):
+    with refused(*said.split()):
         labels_of(tmp_path, feature, given, classes)
 
 
@@ -181,31 +179,31 @@ def test_images_of_16_bits_are_refused(tmp_path):
     deep = [Image.fromarray(np.full((4, 4), value, np.uint16)) for value in (255, 60000)]
     features = {"pic": datasets.Image(), "kind": WHOLE}
     folder = saved(tmp_path / "set", {"pic": deep, "kind": [0, 1]}, features)
-    with pytest.raises(ConfigError, match=r"pic: row 0: a pixel has more than 8 bits .*I;16"):
+    with refused("0", "8", "I;16"):
         load(path=folder, **IMAGES)
 
 
 WRONG = [
-    ({"path": "/nowhere/at/all"}, "cannot be loaded"),
-    ({"input_column": "pix"}, "has no column pix .*input_column.*it has: pic, kind"),
-    ({"test_split": "test"}, "has no split test .*test_split.*it has: train, validation"),
-    ({"channels": 3}, "mean has 1 values and task.data_options.channels=3"),
-    ({"std": [0.0]}, "std=0.0 is not allowed"),
-    ({"mean": [float("inf")]}, "mean=inf is not allowed"),
-    ({"input_column": "kind", "label_column": "pic"}, "labels in .*label_column=pic are"),
+    ({"path": "/nowhere/at/all"}, "loaded"),
+    ({"input_column": "pix"}, "input_column"),
+    ({"test_split": "test"}, "test_split"),
+    ({"channels": 3}, "1 task.data_options.channels=3"),
+    ({"std": [0.0]}, "std=0.0"),
+    ({"mean": [float("inf")]}, "mean=inf"),
+    ({"input_column": "kind", "label_column": "pic"}, "label_column=pic"),
 ]
 
 
 @pytest.mark.parametrize(("options", "said"), WRONG)
 def test_what_is_wrong_is_said_with_the_key(images, monkeypatch, options, said):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match=said):
+    with refused(*said.split()):
         load(**({"path": images} | IMAGES | options))
 
 
 def test_texts_need_a_tokenizer(tmp_path):
     folder = saved(tmp_path / "set", {"text": TEXTS, "label": [0, 1, 0]})
-    with pytest.raises(ConfigError, match=r"tokenizer=null, and task\.data_options"):
+    with refused("tokenizer=null", "task.data_options"):
         load(path=folder, input_column="text", test_split=None)
 
 
@@ -258,17 +256,17 @@ def test_a_folder_of_weights_is_loaded(tokenizer, tmp_path):
 
 
 WRONG_MODELS = [
-    ({"config": None}, "pretrained=None and task.model_options.config=None: give exactly one"),
-    ({"config": {"model_type": "brt"}}, "transformers cannot build the model"),
-    ({"config": BERT | {"vocab_size": 3}}, "has 6 tokens and the model 3"),
-    ({"config": None, "pretrained": "/nowhere"}, "transformers cannot build the model"),
-    ({"tokenizer": "/nowhere"}, "tokenizer=/nowhere cannot be loaded"),
+    ({"config": None}, "pretrained=None task.model_options.config=None"),
+    ({"config": {"model_type": "brt"}}, "transformers"),
+    ({"config": BERT | {"vocab_size": 3}}, "6 3"),
+    ({"config": None, "pretrained": "/nowhere"}, "transformers"),
+    ({"tokenizer": "/nowhere"}, "tokenizer=/nowhere"),
 ]
 
 
 @pytest.mark.parametrize(("options", "said"), WRONG_MODELS)
 def test_a_model_that_cannot_be_built_is_said(tokenizer, options, said):
-    with pytest.raises(ConfigError, match=said):
+    with refused(*said.split()):
         text_task(tokenizer, model_options=options).build_model(0)
 
 
@@ -321,18 +319,18 @@ def test_modules_to_save_are_trained_in_full(tokenizer):
     [
         (
             LORA | {"target_modules": ["qery"]},
-            r"target_modules=\['qery'\]: No modules were targeted",
+            "target_modules=['qery']",
         ),
-        (LORA | {"modules_to_save": ["x"]}, "modules_to_save: x is no module of the model"),
+        (LORA | {"modules_to_save": ["x"]}, "modules_to_save"),
     ],
 )
 def test_a_module_that_is_not_there_is_said(tokenizer, lora, said):
-    with pytest.raises(ConfigError, match=said):
+    with refused(*said.split()):
         text_task(tokenizer, lora=lora).build_model(0)
 
 
 def test_the_papers_models_have_no_adapters(images):
     given = {"path": images, **IMAGES}
     task = task_of("hf", given, model="mlp", num_classes=2, lora=LORA)
-    with pytest.raises(ConfigError, match=r"task\.lora=.* is for models of your own"):
+    with refused("task.lora="):
         task.build_model(0)

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedhet.common.errors import ConfigError
 from fedhet.tasks import MODELS, build_model
 from fedhet.tasks.models.mobile import ShuffleUnit
 from fedhet.tasks.models.resnet import Conv3x3
+from tests.refused import refused
 
 MNIST, CIFAR, DIGITS, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (20,)
 FEDDWS = {"feddw_resnet18": 512, "feddw_shufflenet": 800, "feddw_mobilenetv2": 640}
@@ -175,30 +175,30 @@ def test_the_smallest_image_trains_alone(name):
     for least, stem in ((9, None), (33, "imagenet"))[: 2 if name == "resnet18_bn" else 1]:
         model = build(name, (3, least, least), stem=stem).train()
         assert model(torch.randn(1, 3, least, least))[1].isfinite().all()
-        with pytest.raises(ConfigError, match=f"{name} needs images of at least {least}x{least}"):
+        with refused(name, f"{least}x{least}"):
             build(name, (3, least - 1, least), stem=stem)
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [
-        ("mlp", CIFAR, {"head_init": "sphere"}, r"head_init='sphere' is unknown; .* orthogonal"),
-        ("mlp", CIFAR, {"head_init": "orthogonal", "classes": 101}, "101 rows .* 100 dimensions"),
-        ("cvae", CIFAR, {"head_init": "orthogonal"}, r"cvae is none: set task\.head_init=null"),
-        ("lenet", CIFAR, {}, r"task\.model='lenet' is unknown; allowed: .*vgg11"),
-        ("feddw_cnn", DIGITS, {}, r"task\.model=feddw_cnn needs images .* 8x8"),
-        ("vgg11", DIGITS, {}, r"task\.model=vgg11 needs images .* 8x8"),
-        ("resnet18_gn", CIFAR, {"stem": "tiny"}, r"stem='tiny' is unknown; .* cifar, imagenet"),
-        ("bilstm", TEXT, {"stem": "cifar"}, r"task\.stem=cifar .* task\.model=bilstm has none"),
-        ("cvae", TEXT, {}, r"task\.model=cvae is for images"),
-        ("bilstm", CIFAR, {}, r"bilstm is for texts .* \(3, 32, 32\): .*resnet8"),
-        ("resnet8", TEXT, {}, r"resnet8 is for images .* \(20,\): .* bilstm"),
-        ("bilstm", TEXT, {"vocabulary_size": None}, r"bilstm needs task\.vocabulary_size"),
-        ("frozen_resnet18", MNIST, {}, r"task\.model=frozen_resnet18 is for colour images"),
+        ("mlp", CIFAR, {"head_init": "sphere"}, "head_init='sphere"),
+        ("mlp", CIFAR, {"head_init": "orthogonal", "classes": 101}, "101 100"),
+        ("cvae", CIFAR, {"head_init": "orthogonal"}, "task.head_init=null"),
+        ("lenet", CIFAR, {}, "task.model='lenet vgg11"),
+        ("feddw_cnn", DIGITS, {}, "task.model=feddw_cnn 8x8"),
+        ("vgg11", DIGITS, {}, "task.model=vgg11 8x8"),
+        ("resnet18_gn", CIFAR, {"stem": "tiny"}, "stem='tiny'"),
+        ("bilstm", TEXT, {"stem": "cifar"}, "task.stem=cifar task.model=bilstm"),
+        ("cvae", TEXT, {}, "task.model=cvae"),
+        ("bilstm", CIFAR, {}, "3 32 resnet8"),
+        ("resnet8", TEXT, {}, "resnet8 20"),
+        ("bilstm", TEXT, {"vocabulary_size": None}, "task.vocabulary_size"),
+        ("frozen_resnet18", MNIST, {}, "task.model=frozen_resnet18"),
     ],
 )
 def test_models_that_cannot_be_built_are_refused_by_key(name, shape, options, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(*message.split()):
         build(name, shape, **options)
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import random
-import re
 from collections import OrderedDict, deque
 from contextlib import nullcontext
 from functools import partial
@@ -25,7 +24,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fedhet.common.errors import ConfigError
 from fedhet.tasks import Functions, build_task
 from fedhet.tasks.evaluation import evaluate_model
 from fedhet.tasks.examples import IGNORED, Examples
@@ -35,6 +33,7 @@ from fedhet.tasks.models.attributes import PlainAttributes
 from fedhet.tasks.models.wrapped import WrappedModel
 from fedhet.tasks.own_task import refuse_unread_partition
 from fedhet.tasks.references import call_with_known, load_reference, name_of
+from tests.refused import refused
 
 OWN = {"name": "own", "inputs": "own", "data": "a:b", "model": "a:b"}
 IID = {"name": "iid"}
@@ -169,7 +168,7 @@ class ClassifierFirst(nn.Module):
 def test_a_last_layer_that_does_not_make_the_logits_is_not_taken_for_the_classifier():
     """Methods with personal heads would share the head and keep the body."""
     task = task_of(everything, ClassifierFirst, num_classes=3)
-    with pytest.raises(ConfigError, match=r"its classifier, features, which has 8 outputs for 3"):
+    with refused("8", "3"):
         _ = task.classifier_tensors
     named = task_of(everything, ClassifierFirst, num_classes=3, classifier="classifier")
     assert named.classifier_tensors == 2
@@ -179,23 +178,23 @@ def test_a_last_layer_that_does_not_make_the_logits_is_not_taken_for_the_classif
 @pytest.mark.parametrize(
     ("build", "options", "message"),
     [
-        (nn.ReLU, {}, "ReLU has no linear layer or convolution .*task.classifier"),
-        (network, {"classifier": "fc"}, "task.classifier=fc is no module of the model; it has: 0,"),
+        (nn.ReLU, {}, "ReLU task.classifier"),
+        (network, {"classifier": "fc"}, "task.classifier=fc 0"),
         (network, {"classifier": "1"}, None),
-        (shared_classifier, {"classifier": "2"}, "is used by the names 0, 2"),
-        (tied_classifier, {}, "the classifier 2 shares its tensors with 0.weight.*untie them"),
-        (lazy, {}, r"no size yet: 0 \(LazyLinear\), 1 \(LazyBatchNorm1d\)\. .*input_shape"),
+        (shared_classifier, {"classifier": "2"}, "0 2"),
+        (tied_classifier, {}, "2 0.weight"),
+        (lazy, {}, "0 LazyLinear 1 LazyBatchNorm1d) input_shape"),
         (lazy_once_called, {}, None),
-        (frozen, {}, "no trainable tensor"),
-        (lambda: 3, {}, "returned a int: it must return an nn.Module"),
-        (lambda width: network(), {}, "needs width: give them in task.model_options$"),
+        (frozen, {}, "trainable"),
+        (lambda: 3, {}, "nn.Module"),
+        (lambda width: network(), {}, "task.model_options"),
         (
             network,
             {"model_options": {"width": 3}},
-            "options has width, and .* takes: nothing",
+            "width",
         ),
-        (nn.ReLU, {"head_init": "orthogonal"}, "no linear layer"),
-        (two_outputs, {}, "returned a tuple: it must return a tensor, the logits"),
+        (nn.ReLU, {"head_init": "orthogonal"}, "linear"),
+        (two_outputs, {}, "tuple"),
     ],
 )
 def test_what_is_no_model_is_refused_in_one_line(build, options, message):
@@ -206,9 +205,8 @@ def test_what_is_no_model_is_refused_in_one_line(build, options, message):
     if message is None:
         assert made()[1].shape == (2, 3)
         return
-    with pytest.raises(ConfigError, match=message) as refused:
+    with refused(*message.split()):
         made()
-    assert "\n" not in str(refused.value)
 
 
 def test_the_same_seed_gives_the_same_model_and_torchs_generator_is_left_alone():
@@ -425,7 +423,7 @@ def test_a_regressions_targets_are_partitioned_by_tenths_and_have_no_classes():
     assert torch.allclose(targets, 2 * inputs[:, 0])
     counts = task.class_counts()
     assert counts.sum(axis=0).tolist() == [10] * 10
-    with pytest.raises(ConfigError, match="regression has no examples by class"):
+    with refused():
         train.class_counts()
 
 
@@ -500,64 +498,63 @@ IMAGE = {"img": torch.ones(4), "label": 1}
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (lambda: 3, {}, "returned a int: it must return .train, test."),
-        (lambda: (3, None), {}, "gave a int: it must give a tuple of arrays"),
-        (lambda: (np.ones((3, 4)), LABELS), {}, "with a ndarray for train: .*inputs, targets"),
-        (lambda: ("/data/x.csv", None), {}, "with a str for train"),
-        (lambda: (Endless(), None), {}, "gave a Endless: it must give a tuple of arrays"),
-        (lambda: (WEIGHTED, None), {}, "WeightedRandomSampler, and fedhet draws them itself"),
-        (lambda: (BATCHED, None), {}, "OwnBatches, and fedhet draws them itself"),
-        (lambda: (MINE, None), {}, "with a SubsetRandomSampler, and .*Subset for a part of it"),
-        (lambda: (FIRST, None), {}, "with a SequentialSampler of a part of them, or with repet"),
-        (lambda: (DataLoader(Unsized()), None), {}, "DataLoader of a Unsized: .* with a length"),
-        (lambda: (DRAWN, None), {}, "with a RandomSampler of a part of them, or with repetitions"),
-        (lambda: ((np.ones((3, 4)), np.ones(2)), None), {}, "3 inputs and 2 targets"),
-        (lambda: ((np.ones((3, 4)), np.array([0, 1, 3])), None), {}, "labels run from 0 to 3, and"),
-        (arrays(labels=LABELS[:, None]), {}, r"labels have the shape \(3, 1\): it must be \(n,\)"),
-        (arrays(labels=np.eye(3)), {}, r"labels have the shape \(3, 3\): it must be \(n,\)"),
+        (lambda: 3, {}, "int"),
+        (lambda: (3, None), {}, "int"),
+        (lambda: (np.ones((3, 4)), LABELS), {}, "ndarray"),
+        (lambda: ("/data/x.csv", None), {}, "str"),
+        (lambda: (Endless(), None), {}, "Endless"),
+        (lambda: (WEIGHTED, None), {}, "WeightedRandomSampler"),
+        (lambda: (BATCHED, None), {}, "OwnBatches"),
+        (lambda: (MINE, None), {}, "SubsetRandomSampler"),
+        (lambda: (FIRST, None), {}, "SequentialSampler"),
+        (lambda: (DataLoader(Unsized()), None), {}, "DataLoader"),
+        (lambda: (DRAWN, None), {}, "RandomSampler"),
+        (lambda: ((np.ones((3, 4)), np.ones(2)), None), {}, "3 2"),
+        (lambda: ((np.ones((3, 4)), np.array([0, 1, 3])), None), {}, "0 3"),
+        (arrays(labels=LABELS[:, None]), {}, "3 1"),
+        (arrays(labels=np.eye(3)), {}, "3"),
         (
             arrays(labels=np.array(["a", "b", "a"])),
             {},
-            "targets are of the type ndarray with .*<U1",
+            "<U1",
         ),
-        (arrays(labels=["a", "b", "a"]), {}, "targets are of the type list with elements .*<U1"),
-        (arrays(labels=2), {}, "targets are of the type int"),
+        (arrays(labels=["a", "b", "a"]), {}, "<U1"),
+        (arrays(labels=2), {}, "targets"),
         (
             arrays(DataFrame({"a": [1, 2, 3], "b": list("xyz")})),
             {},
-            "inputs are of the .*DataFrame",
+            "DataFrame",
         ),
-        (lambda: (DataFrame({"a": [1, 2, 3]}), None), {}, "gave a DataFrame: it must give a tuple"),
-        (arrays(labels=torch.ones(3, dtype=torch.complex64)), {}, "targets are torch.complex64"),
-        (arrays(np.ma.masked_equal(np.eye(3), 1)), {}, "inputs have masked values: fill them"),
-        (arrays(torch.eye(3).to_sparse()), {}, r"a sparse tensor: give inputs\.to_dense"),
-        (lambda: ([LISTS, [0, 1, 2]], None), {}, r"a pair of lists is a tuple \(inputs, targets"),
-        (arrays([[1.0], [2.0, 3.0], []]), {}, "inputs cannot be made an array: .* inhomogeneous"),
-        (rows((np.ones(4), 1), (np.ones(3), 2)), {}, "cannot be put into a batch: stack expects"),
-        (rows((Image.new("L", (2, 2)), 1)), {}, "cannot be put into a batch: .*ToTensor"),
-        (rows({"a": torch.ones(4), "b": 1}), {}, "an example has a, b: name its input and its"),
-        (rows(IMAGE), {"columns": ["img", "lbl"]}, "names lbl, and an example has img, label"),
-        (rows((torch.ones(4), 1, 2)), {}, "a batch is a list: it must be .inputs, targets."),
-        (rows(("text", 1)), {}, "both must be tensors"),
+        (lambda: (DataFrame({"a": [1, 2, 3]}), None), {}, "DataFrame"),
+        (arrays(labels=torch.ones(3, dtype=torch.complex64)), {}, "torch.complex64"),
+        (arrays(np.ma.masked_equal(np.eye(3), 1)), {}, "inputs masked"),
+        (arrays(torch.eye(3).to_sparse()), {}, "inputs.to_dense"),
+        (lambda: ([LISTS, [0, 1, 2]], None), {}, "lists"),
+        (arrays([[1.0], [2.0, 3.0], []]), {}, "inputs"),
+        (rows((np.ones(4), 1), (np.ones(3), 2)), {}, "batch"),
+        (rows((Image.new("L", (2, 2)), 1)), {}, "ToTensor"),
+        (rows({"a": torch.ones(4), "b": 1}), {}, "a, b"),
+        (rows(IMAGE), {"columns": ["img", "lbl"]}, "lbl img"),
+        (rows((torch.ones(4), 1, 2)), {}, "list"),
+        (rows(("text", 1)), {}, "tensors"),
         (
             lambda count: everything(),
             {},
-            "needs count: .*data_options, or .*of classes, client_id",
+            "data_options client_id",
         ),
-        (everything, {"data_options": {"n": 1}}, "data_options has n, and .*everything takes"),
-        (everything, {"classes": ["a", "b"]}, "labels run from 0 to 2, and the model has 2"),
-        (lambda client_id: ((np.ones((0, 4)), np.ones(0)), None), {}, "no training example"),
+        (everything, {"data_options": {"n": 1}}, "data_options"),
+        (everything, {"classes": ["a", "b"]}, "0 2"),
+        (lambda client_id: ((np.ones((0, 4)), np.ones(0)), None), {}, "training"),
     ],
 )
 def test_what_is_no_data_is_refused_in_one_line(data, options, message):
-    with pytest.raises(ConfigError, match=message) as refused:
+    with refused(*message.split()):
         task_of(data, clients=1, **options).client_data(0)[0].class_counts()
-    assert "\n" not in str(refused.value)
 
 
 def test_a_partition_by_labels_says_their_shape_where_that_is_another():
     task = task_of(arrays(labels=np.eye(3)), clients=1, partition=DIRICHLET)
-    with pytest.raises(ConfigError, match=r"labels of the shape \(3, 3\): give the shape \(n,\)"):
+    with refused("3"):
         task.client_data(0)
 
 
@@ -647,7 +644,7 @@ def test_images_of_whole_numbers_are_refused_where_the_model_cannot_compute_with
         WrappedModel(plain()),
         build_model("mlp", input_shape=(1, 8, 8), num_classes=3, seed=0),
     ):
-        with pytest.raises(ConfigError, match=r"fails on inputs of whole numbers.*images / 255"):
+        with refused("255"):
             model(images(dtype))
     assert WrappedModel(Casting())(images(dtype))[1].shape == (2, 3)
     with pytest.raises(RuntimeError, match="expected input"):  # an error of the model's own
@@ -678,7 +675,7 @@ def test_full_memory_is_no_fault_of_tokens():
     ],
 )
 def test_logits_and_labels_of_other_shapes_are_refused(logits, labels):
-    with pytest.raises(ConfigError, match=r"outputs have the shape .* must be logits \(B, C\) and"):
+    with refused():
         loss_of("segmentation", None)(torch.zeros(logits), torch.zeros(labels).long())
 
 
@@ -700,29 +697,29 @@ def evaluated(task, *metrics):
 
 
 @pytest.mark.parametrize(
-    ("loss", "refused"),
+    ("loss", "named"),
     [
         (
             lambda outputs, targets: (outputs - targets).square().mean(),
-            r"\(4, 1\) with all targets",
+            "4 1",
         ),
         (lambda y, t: (y.squeeze(1) - t).square().mean(), None),
         (lambda y, t: (y[:, 0] - t).abs().mean(), None),
         (
             lambda outputs, targets: (outputs.view(-1) - targets).square(),
-            r"shape \(4,\): .* scalar",
+            "4",
         ),
-        (lambda y, t: 0.5, r"returned 0\.5: it must be the mean loss"),
+        (lambda y, t: 0.5, "0.5"),
     ],
 )
-def test_a_loss_of_the_users_is_of_rows_and_not_of_all_pairs(loss, refused):
+def test_a_loss_of_the_users_is_of_rows_and_not_of_all_pairs(loss, named):
     """Outputs (B, 1) less targets (B,) are (B, B), whose mean square is least at the mean."""
     rows = np.arange(8.0).reshape(4, 2), np.arange(4.0)
     task = by_client(*rows, lambda: nn.Linear(2, 1), kind="regression", loss=loss)
-    if refused is None:
+    if named is None:
         assert evaluated(task)[0] > 0
         return
-    with pytest.raises(ConfigError, match=refused):
+    with refused(*named.split()):
         evaluated(task)
 
 
@@ -730,30 +727,29 @@ def test_targets_that_are_no_numbers_are_refused_with_their_row():
     given = (np.ones((3, 2)), np.array([1.0, np.nan, 2.0]))
     for data in (given, TensorDataset(*map(torch.as_tensor, given))):
         task = task_of(lambda client_id, d=data: (d, None), clients=1, kind="regression")
-        with pytest.raises(ConfigError, match=r"the target nan, of example 1"):
+        with refused("1"):
             list(task.client_data(0)[0].batches(3, generator=None, train=False))
-    with pytest.raises(ConfigError, match=r"gave a dict: it must give a tuple of arrays"):
+    with refused():
         task_of(lambda client_id: ({"x": [1], "y": [0]}, None), clients=1).client_data(0)
 
 
 @pytest.mark.parametrize(
     ("outputs", "options", "message"),
     [
-        (1, {"num_classes": 2, "loss": of_foreground}, r"shape \(10, 1\), and the task has 2 clas"),
+        (1, {"num_classes": 2, "loss": of_foreground}, "10 1 2"),
         (
             5,
             {"num_classes": 3},
-            r"\(10, 5\), and the task has 3 .*task\.num_classes; null.*classifier",
+            "10 5 3 task.num_classes",
         ),
-        (1, {"loss": of_foreground}, r"labels run from 0 to 1, and the model has 1 outputs"),
+        (1, {"loss": of_foreground}, "0 1"),
     ],
 )
 def test_a_classifier_without_one_output_a_class_has_no_accuracy(outputs, options, message):
     """The largest of a single logit is class 0: of these, 7 of 10."""
     task = by_client(np.ones((10, 4)), SEVEN_OF_TEN, lambda: nn.Linear(4, outputs), **options)
-    with pytest.raises(ConfigError, match=message) as refused:
+    with refused(*message.split()):
         evaluated(task)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.slow  # torchmetrics takes seconds to import
@@ -771,7 +767,7 @@ def test_a_loss_of_the_users_may_take_one_logit_of_a_segmentation_but_metrics_do
         loss=of_foreground,
         classes=["back", "front"],
     )
-    with pytest.raises(ConfigError, match=r"shape \(2, 1, 2, 2\), and the task has 2 classes"):
+    with refused("2", "1"):
         evaluated(named, "iou")
 
 
@@ -821,7 +817,7 @@ def test_the_accuracy_of_several_labels_an_example_is_the_share_that_is_right():
     everybodys = task_of(lambda: ((tokens, following), None), OfTokens, clients=1)
     assert len(everybodys.client_data(0)[0]) == 2
     column = by_client(np.ones((3, 4)), np.zeros((3, 1)), loss=zero)
-    with pytest.raises(ConfigError, match=r"logits .* \(3, 3\) and the labels \(3, 1\)"):
+    with refused("3", "1"):
         evaluated(column)  # not 3 x 3 comparisons
 
 
@@ -841,13 +837,13 @@ def pairs(inputs, labels):
 @pytest.mark.parametrize(
     ("labels", "kind", "message"),
     [
-        ([0.0, 1.7], "classification", "there is the label 1.7: .*classification are whole num"),
-        ([0.0, float("nan")], "classification", "there is the label nan"),
-        ([0, 3], "classification", "labels run from 0 to 3, and the model has 3 outputs"),
-        ([-1, 2], "classification", "labels run from -1 to 2, and"),
-        ([[0.0, 0.9]] * 2, "classification", "there is the label 0.9"),  # soft labels
-        ([[[0.5]], [[1.0]]], "segmentation", "there is the label 0.5"),
-        ([[[IGNORED]], [[255]]], "segmentation", "labels run from 255 to 255, and the model has 3"),
+        ([0.0, 1.7], "classification", "1.7"),
+        ([0.0, float("nan")], "classification", "nan"),
+        ([0, 3], "classification", "0 3"),
+        ([-1, 2], "classification", "-1 2"),
+        ([[0.0, 0.9]] * 2, "classification", "0.9"),  # soft labels
+        ([[[0.5]], [[1.0]]], "segmentation", "0.5"),
+        ([[[IGNORED]], [[255]]], "segmentation", "255 3"),
     ],
 )
 def test_labels_are_whole_numbers_of_classes_for_clients_and_tests(
@@ -864,7 +860,7 @@ def test_labels_are_whole_numbers_of_classes_for_clients_and_tests(
         test_data=lambda: given,
     )
     for read in (lambda: task.client_data(0)[1], task.test_data):
-        with pytest.raises(ConfigError, match=message):
+        with refused(*message.split()):
             next(read().batches(2, generator=None, train=False))
 
 
@@ -884,16 +880,15 @@ def test_a_dicts_input_and_target_are_found():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nowhere.at:all", "there is no module nowhere"),
-        ("tests.nowhere:all", "there is no module tests.nowhere"),
-        ("tests.tasks.test_own_task:netwrk", "has no netwrk; it has network"),
-        ("tests.tasks.test_own_task:OWN", "is a dict and no function"),
+        ("nowhere.at:all", "nowhere"),
+        ("tests.nowhere:all", "tests.nowhere"),
+        ("tests.tasks.test_own_task:netwrk", "network"),
+        ("tests.tasks.test_own_task:OWN", "dict"),
     ],
 )
 def test_a_reference_to_nothing_is_refused_in_one_line(text, message):
-    with pytest.raises(ConfigError, match=f"task.model={re.escape(text)}.*{message}") as refused:
+    with refused(f"task.model={text}", message):
         load_reference("task.model", text)
-    assert "\n" not in str(refused.value)
 
 
 def test_options_win_over_what_is_known():
@@ -905,10 +900,10 @@ def test_a_function_of_test_data_is_refused_by_its_own_key():
         return everything()
 
     named = task_of(lambda client_id: everything(), clients=1, test_data=asks)
-    with pytest.raises(ConfigError, match=r"task.test_data=.* needs fold: .* task.data_options"):
+    with refused("task.test_data=", "task.data_options"):
         named.test_data()
     pairs = task_of(lambda client_id: everything(), clients=1, test_data=lambda: PAIR_OF_PAIRS)
-    with pytest.raises(ConfigError, match=r"task.test_data=.* returned a pair of pairs"):
+    with refused("task.test_data="):
         pairs.test_data()
 
 
@@ -920,19 +915,19 @@ def of_one_client(client_id):
 
 
 @pytest.mark.parametrize(
-    ("data", "words", "refused"),
+    ("data", "words", "named"),
     [
         (
             of_one_client,
             ["partition.alpha=0.1"],
-            "partition.alpha=0.1 changes nothing: .*of_one_client",
+            "partition.alpha=0.1 of_one_client",
         ),
-        (of_one_client, ["partition=pathological"], "partition=pathological changes nothing"),
-        (of_one_client, ["+partition.alpha=0.1"], r"\+partition.alpha=0.1 changes nothing"),
+        (of_one_client, ["partition=pathological"], "partition=pathological"),
+        (of_one_client, ["+partition.alpha=0.1"], "+partition.alpha=0.1"),
         (of_one_client, ["partition=site", "partition.holdout=0.1", "seed=1"], None),
         (everything, ["partition=pathological", "partition.alpha=0.1"], None),
     ],
 )
-def test_a_partition_of_what_is_given_of_one_client_is_refused(data, words, refused):
-    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+def test_a_partition_of_what_is_given_of_one_client_is_refused(data, words, named):
+    with refused(*named.split()) if named else nullcontext():
         refuse_unread_partition(data, words)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from fedhet.common.errors import ConfigError
 from fedhet.tasks.partitions import PartitionConfig, hold_out, library, partition_rows
 from fedhet.tasks.partitions.config import FLAVOURS
 from fedhet.tasks.partitions.dirichlet import ClassDirichletPartitioner
+from tests.refused import refused
 from tests.tasks.generated import make_task
 
 DRAWN = sorted(set(FLAVOURS) - {"site"})
@@ -114,10 +114,10 @@ def test_dirichlet_meets_its_minimum_size_or_says_what_to_change(monkeypatch):
     for seed in range(3):
         assert min(map(len, draw("dirichlet", seed=seed, alpha=0.05, min_size=60))) >= 60
     monkeypatch.setattr("fedhet.tasks.partitions.dirichlet.MAX_DRAWS", 50)
-    with pytest.raises(ConfigError, match=r"partition\.min_size=301 with clients=10 needs 3010"):
+    with refused("partition.min_size=301", "clients=10", "3010"):
         draw("dirichlet", min_size=301)
-    wanted = r"50 draws .* partition\.min_size=10 .* partition\.alpha=0\.001 and clients=40"
-    with pytest.raises(ConfigError, match=wanted):
+    wanted = "50 partition.min_size=10 partition.alpha=0.001 clients=40"
+    with refused(*wanted.split()):
         draw("dirichlet", labels_of(4, 100), clients=40, alpha=0.001)
 
 
@@ -142,7 +142,7 @@ def test_feddf_draws_for_groups_of_ten_with_few_classes_at_small_alpha(monkeypat
     assert [len(part) for part in rows] == [240] * 25
     assert len(np.unique(np.concatenate(rows))) == 6000
     monkeypatch.setattr("fedhet.tasks.partitions.dirichlet.MAX_DRAWS", 50)
-    with pytest.raises(ConfigError, match=r"partition\.alpha=0\.01 and clients=60 .*group_size"):
+    with refused("partition.alpha=0.01", "clients=60", "group_size"):
         draw("feddf_dirichlet", labels_of(10, 60), clients=60, alpha=0.01, group_size=100)
 
 
@@ -185,9 +185,9 @@ def test_natural_clients_are_single_ids_with_enough_examples():
     given = {"labels": np.zeros(165, dtype=np.int64), "groups": groups, "min_size": 6}
     rows = draw("natural", **given, clients=3)
     assert sorted(groups[part].tolist() for part in rows) == [[1] * 50, [3] * 50, [4] * 50]
-    with pytest.raises(ConfigError, match=r"clients=4 is more than the 3 natural ids .*min_size=6"):
+    with refused("clients=4", "3", "min_size=6"):
         draw("natural", **given, clients=4)
-    with pytest.raises(ConfigError, match="femnist"):
+    with refused("femnist"):
         make_task("digits", "natural").client_data(0)
 
 
@@ -206,28 +206,28 @@ def test_disjoint_classes_go_to_their_clients_or_in_even_shares_without_sets():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("iid", {"clients": 3001}, r"clients=3001 is more than the 3000 training examples"),
-        ("iid", {"clients": 0}, r"clients=0 is not allowed"),
-        ("dirichlet", {"seed": -1}, r"partition\.seed=-1 must be a whole number in 0"),
-        ("dirichlet", {"seed": 2**32}, r"partition\.seed=4294967296 must be"),
-        ("lda", {}, r"partition\.name='lda' is unknown; allowed: .*dirichlet.*shards"),
-        ("feddf_dirichlet", {"alpha": float("nan")}, r"partition\.alpha=nan"),
+        ("iid", {"clients": 3001}, "clients=3001 3000"),
+        ("iid", {"clients": 0}, "clients=0"),
+        ("dirichlet", {"seed": -1}, "partition.seed=-1 0"),
+        ("dirichlet", {"seed": 2**32}, "partition.seed=4294967296"),
+        ("lda", {}, "partition.name='lda"),
+        ("feddf_dirichlet", {"alpha": float("nan")}, "partition.alpha=nan"),
         ("pathological", {"classes": 11}, "11"),
         ("pathological", {"classes": 11, "equal_sizes": False}, "11"),
-        ("iid", {"alpha": 1.0}, r"unknown key partition\.alpha; partition has: holdout, name"),
-        ("iid", {"holdout": 1.0}, r"partition\.holdout=1\.0 .* in \[0\.0, 1\.0\)"),
-        ("shards", {"shards_per_client": 0}, r"partition\.shards_per_client=0 .* whole number"),
-        ("shards", {"clients": 1501}, r"clients=1501 with partition\.shards_per_client=2 need"),
-        ("disjoint_classes", {"sets": [[0]]}, r"partition\.sets has 1 lists .* clients=10"),
-        ("disjoint_classes", {"clients": 2, "sets": [[0, 1], [1]]}, r"classes \[1\] more than"),
-        ("disjoint_classes", {"clients": 2, "sets": [[0], [10]]}, r"client 1 the classes \[10\]"),
-        ("disjoint_classes", {"clients": 11}, r"clients=11 is more than the 10 classes"),
+        ("iid", {"alpha": 1.0}, "partition.alpha partition"),
+        ("iid", {"holdout": 1.0}, "partition.holdout=1.0 [0.0 1.0"),
+        ("shards", {"shards_per_client": 0}, "partition.shards_per_client=0"),
+        ("shards", {"clients": 1501}, "clients=1501 partition.shards_per_client=2"),
+        ("disjoint_classes", {"sets": [[0]]}, "partition.sets 1 clients=10"),
+        ("disjoint_classes", {"clients": 2, "sets": [[0, 1], [1]]}, "[1]"),
+        ("disjoint_classes", {"clients": 2, "sets": [[0], [10]]}, "1 [10]"),
+        ("disjoint_classes", {"clients": 11}, "clients=11 10"),
     ],
 )
 def test_bad_values_are_refused_by_key(name, options, message):
     own = {key: value for key, value in options.items() if key != "clients"}
     clients = options.get("clients", 10)
-    with pytest.raises(ConfigError, match=message):
+    with refused(*message.split()):
         partition_rows(config(name, **own), labels_of(10, 300), None, num_clients=clients, seed=0)
 
 

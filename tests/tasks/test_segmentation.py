@@ -10,9 +10,10 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 import fedhet.conf
-from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.common.errors import DamagedFileError
 from fedhet.tasks import hugging_face, tabular
 from fedhet.tasks.segmentation import MaskedImages, UNet, load, shapes
+from tests.refused import refused
 from tests.tasks.plain import SITE, task_of
 
 
@@ -59,7 +60,7 @@ def test_shapes_are_drawn_from_the_seed_and_the_test_is_not():
     "wrong", [{"examples": 0}, {"test_examples": -1}, {"noise": -0.1}, {"noise": float("inf")}]
 )
 def test_shapes_that_cannot_be_drawn_are_refused(wrong):
-    with pytest.raises(ConfigError, match=rf"{next(iter(wrong))}=.* is not allowed"):
+    with refused(f"{next(iter(wrong))}="):
         shapes(0, **wrong)
 
 
@@ -138,9 +139,9 @@ def test_pixels_of_the_ignored_label_count_nowhere(tmp_path):
     )
     torch.testing.assert_close(task.loss(logits, masks), of_labels)
     without = task_of("segmentation", options, num_classes=2).client_data(0)[0]
-    with pytest.raises(ConfigError, match=r"255"):
+    with refused("255"):
         next(without.batches(3, generator=None, train=False))
-    with pytest.raises(ConfigError, match=r"ignore_index=-1 is not allowed"):
+    with refused("ignore_index=-1"):
         load(path=str(tmp_path), ignore_index=-1)
 
 
@@ -152,56 +153,56 @@ def test_images_of_all_endings_are_read_and_other_files_are_named(tmp_path, capl
     (images / "1.png").unlink()
     (images / "2.png").rename(images / "2.dcm")
     assert len(load(path=str(tmp_path), test_fraction=0.0)[0]) == 3
-    assert "images: 1 files are left out, whose endings are none of images', such as 2.dcm" in (
+    assert "images: 1 files are left out, because their endings are not images', such as 2.dcm" in (
         caplog.text
     )
     (tmp_path / "train" / "masks" / "3.png").write_bytes(
         (tmp_path / "train" / "masks" / "0.png").read_bytes()
     )
-    with pytest.raises(ConfigError, match="images has no image of 3"):
+    with refused("3"):
         load(path=str(tmp_path))
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path):
-    with pytest.raises(ConfigError, match=r"is not a folder: change task\.data_options\.path"):
+    with refused("task.data_options.path"):
         load(path=str(tmp_path))
     draw(tmp_path / "train", 2)
     (tmp_path / "train" / "masks" / "1.png").unlink()
-    with pytest.raises(ConfigError, match="has no mask of 1"):
+    with refused("1"):
         load(path=str(tmp_path))
     (tmp_path / "train" / "images" / "0.png").rename(tmp_path / "train" / "images" / "2.png")
-    with pytest.raises(ConfigError, match="masks has no mask of 1, 2"):
+    with refused("1", "2"):
         load(path=str(tmp_path))
     (tmp_path / "train" / "images" / "1.png").rename(tmp_path / "train" / "images" / "0.png")
     (tmp_path / "train" / "images" / "2.png").rename(tmp_path / "train" / "images" / "1.png")
-    with pytest.raises(ConfigError, match="channels=2 must be 1"):
+    with refused("channels=2", "1"):
         load(path=str(tmp_path), channels=2)
     Image.fromarray(np.full((6, 6), 0.5, "float32")).save(tmp_path / "train" / "masks" / "1.tif")
-    with pytest.raises(ConfigError, match=r"1\.tif has colours or fractions"):
+    with refused("1.tif"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
     (tmp_path / "train" / "masks" / "1.tif").unlink()
     Image.new("RGB", (6, 6)).save(tmp_path / "train" / "masks" / "1.png")
-    with pytest.raises(ConfigError, match=r"1\.png has colours"):
+    with refused("1.png"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
     Image.new("L", (6, 5)).save(tmp_path / "train" / "masks" / "1.png")
-    with pytest.raises(ConfigError, match=r"1\.png has 6x5 pixels and its image 1\.png 6x6"):
+    with refused("1.png", "6x5", "6x6"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
     whole = (tmp_path / "train" / "masks" / "0.png").read_bytes()
     (tmp_path / "train" / "masks" / "1.png").write_bytes(whole[:45])
-    with pytest.raises(DamagedFileError, match=r"masks/1\.png cannot be read as an image"):
+    with refused("masks/1.png", kind=DamagedFileError):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
     Image.fromarray(np.zeros((6, 6), "uint16")).save(tmp_path / "train" / "images" / "0.png")
-    with pytest.raises(ConfigError, match=r"0\.png: a pixel has more than 8 bits"):
+    with refused("0.png", "8"):
         load(path=str(tmp_path), test_fraction=0.0)[0][0]
     (tmp_path / "train" / "masks" / "0.png").rename(tmp_path / "train" / "masks" / "0.jpg")
-    with pytest.raises(ConfigError, match=r"0\.jpg: a JPEG's.*: save masks as PNG"):
+    with refused("0.jpg"):
         load(path=str(tmp_path))
     (tmp_path / "train" / "masks" / "0.jpg").rename(tmp_path / "train" / "masks" / "0.png")
     Image.new("L", (6, 6)).save(tmp_path / "train" / "images" / "1.tif")
-    with pytest.raises(ConfigError, match=r"images has 1\.png and 1\.tif: .*rename one"):
+    with refused("1.png", "1.tif"):
         load(path=str(tmp_path))
     task = task_of("segmentation", {}, num_classes=2)
-    with pytest.raises(ConfigError, match=r"gives no training example.*path"):
+    with refused("path"):
         task.client_data(0)
 
 

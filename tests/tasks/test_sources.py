@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedhet.common.errors import ConfigError
 from fedhet.tasks.sources.encodings import ImageEncoding
 from fedhet.tasks.sources.source import HUB
+from tests.refused import refused
 from tests.tasks.generated import (
     TASKS,
     make_task,
@@ -25,8 +25,8 @@ from tests.tasks.generated import (
 pytestmark = pytest.mark.usefixtures("empty_cache", "no_data_folder")
 
 
-def refused(message, name, partition="iid", *, site_folder=None, **changes):
-    with pytest.raises(ConfigError, match=message):
+def refuses(message, name, partition="iid", *, site_folder=None, **changes):
+    with refused(*message.split()):
         make_task(name, partition, **changes).client_data(0, site_folder=site_folder)
 
 
@@ -83,15 +83,15 @@ def test_a_split_in_several_files_is_read_from_fedhet_data_before_the_hub(tmp_pa
 
 
 def test_wrong_files_are_refused_by_key(tmp_path):
-    refused("FEDHET_DATA", "mnist", source="files")
-    refused(r"mnist is not a folder: task\.path", "mnist", path=str(tmp_path))
+    refuses("FEDHET_DATA", "mnist", source="files")
+    refuses("task.path", "mnist", path=str(tmp_path))
     images = random_images(3, 28, 1)
     write_parquet(tmp_path / "mnist" / "train.parquet", images, {"digit": [1, 2, 3]})
-    refused(r"no test\.parquet; .* task\.test_split", "mnist", path=str(tmp_path))
+    refuses("test.parquet task.test_split", "mnist", path=str(tmp_path))
     alone = {"name": "mnist", "path": str(tmp_path), "test_split": None}
-    refused(r"'label' \(task\.label_column\); it has: image", **alone)
-    message = r"label 3 and task\.num_classes=3 allows 0\.\.2"
-    refused(message, **alone, label_column="digit", num_classes=3)
+    refuses("task.label_column", **alone)
+    message = "3 task.num_classes=3 0..2"
+    refuses(message, **alone, label_column="digit", num_classes=3)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_the_hub_is_asked_once_and_without_connection_the_ways_out_are_named(
     assert set(asked) == {("uoft-cs/cifar10", "train"), ("uoft-cs/cifar10", "test")}
     monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError("unreachable")))
     make_task("cifar10").client_data(0)
-    refused(r"ylecun/mnist .*unreachable.* task\.path .* FEDHET_DATA", "mnist")
+    refuses("ylecun/mnist task.path FEDHET_DATA", "mnist")
     assert not list((empty_cache / "images").glob("mnist*"))
 
 
@@ -123,13 +123,13 @@ def test_another_data_set_of_the_hub_is_not_read_from_the_tasks_own_folder(tmp_p
     monkeypatch.setattr(datasets, "load_dataset", asked)
     assert np.array_equal(make_task("mnist").train_split.read()[:, 0], own)
     assert not asked.called
-    refused("mine/digits could not be loaded", "mnist", hub="mine/digits")
+    refuses("mine/digits", "mnist", hub="mine/digits")
     asked.assert_called_with("mine/digits", split="train")
-    refused("ylecun/mnist@v2 could not be loaded", "mnist", hub="ylecun/mnist@v2")
+    refuses("ylecun/mnist@v2", "mnist", hub="ylecun/mnist@v2")
     asked.assert_called_with("ylecun/mnist", split="train", revision="v2")
-    refused("mine/digits is not a folder", "mnist", hub="mine/digits", path=str(tmp_path))
-    refused("a copy of task.hub=mine/digits", "mnist", hub="mine/digits", source="files")
-    refused("does not read the hub", "digits", hub="mine/digits")
+    refuses("mine/digits", "mnist", hub="mine/digits", path=str(tmp_path))
+    refuses("task.hub=mine/digits", "mnist", hub="mine/digits", source="files")
+    refuses("hub", "digits", hub="mine/digits")
     other = write_hub_set(tmp_path / "new", "mnist", count=20)
     (tmp_path / "mine").mkdir()
     (tmp_path / "new" / "mnist").rename(tmp_path / "mine" / "digits")  # a copy of what is asked for
@@ -181,23 +181,23 @@ def test_linked_folders_and_names_of_any_bytes_are_read(tmp_path):
 
 
 def test_broken_image_folders_are_refused_by_key(tmp_path):
-    refused(r"task\.path is not set", "image_folder")
-    refused(r"is not a folder: change task\.path", "image_folder", path=str(tmp_path / "no"))
+    refuses("task.path", "image_folder")
+    refuses("task.path", "image_folder", path=str(tmp_path / "no"))
     here = {"name": "image_folder", "path": str(tmp_path)}
-    refused("no subfolder train/", **here)
+    refuses("train/", **here)
     (tmp_path / "train").mkdir()
-    refused("has no subfolder", **here)
+    refuses("subfolder", **here)
     write_image_folder(tmp_path / "train", {"cat": 3})
-    refused("one subfolder, cat, and needs .*images may lie one folder too deep", **here)
+    refuses("cat", **here)
     write_image_folder(tmp_path / "train", {"dog": 3})
     write_image_folder(tmp_path / "test", {"cow": 1})
-    refused(r"subfolder 'cow' .* cat, dog", **here)
+    refuses("'cow'", **here)
     (tmp_path / "train" / "cat" / "gone.png").symlink_to(tmp_path / "nothing")
     (tmp_path / "test" / "cow").rename(tmp_path / "test" / "cat")
-    refused(r"gone\.png links to a file that is not there", **here)
+    refuses("gone.png", **here)
     (tmp_path / "train" / "cat" / "gone.png").unlink()
     (tmp_path / "train" / "cat" / "broken.png").write_bytes(b"no image")
-    refused(r"broken\.png cannot be read as an image", **here)
+    refuses("broken.png", **here)
 
 
 def test_classes_without_a_training_image_are_logged(tmp_path, caplog):
@@ -214,22 +214,22 @@ def test_images_of_more_than_8_bits_are_refused_and_not_cut_off(tmp_path, kind, 
     write_image_folder(tmp_path / "train", {"cat": 2, "dog": 2})
     deep = tmp_path / "train" / "cat" / f"deep.{suffix}"
     Image.fromarray(np.full((8, 8), 300).astype(kind)).save(deep)
-    message = rf"deep\.{suffix}: a pixel has more than 8 bits \(Pillow's mode {mode}\)"
-    refused(message, "image_folder", path=str(tmp_path))
+    message = f"deep.{suffix} 8 {mode}"
+    refuses(message, "image_folder", path=str(tmp_path))
 
 
 def test_an_image_of_16_bits_in_a_table_is_refused_with_its_row(tmp_path):
     deep = np.stack([np.zeros((8, 8), "uint16"), np.full((8, 8), 300, "uint16")])
     write_parquet(tmp_path / "mnist" / "train.parquet", deep, {"label": np.arange(2)})
     alone = {"path": str(tmp_path), "test_split": None}
-    refused(r"train\.parquet.*, example 0: .*more than 8 bits", "mnist", **alone)
+    refuses("train.parquet 0 8", "mnist", **alone)
 
 
 def test_labels_with_fractions_are_refused_in_tables(tmp_path):
     given = {"label": np.array([0.0, 1.5, 2.0])}
     write_parquet(tmp_path / "mnist" / "train.parquet", random_images(3, 28, 1), given)
     alone = {"path": str(tmp_path), "test_split": None}
-    refused(r"label 1\.5 and task\.num_classes=10 allows 0\.\.9, whole num", "mnist", **alone)
+    refuses("1.5 task.num_classes=10 0..9", "mnist", **alone)
 
 
 def test_site_reads_its_own_image_folder(tmp_path):
@@ -247,17 +247,17 @@ def test_site_reads_its_own_image_folder(tmp_path):
     write_image_folder(tmp_path / "server" / "test", {"cat": 2, "dog": 1})
     values = {"classes": ["cat", "dog"], "image_size": 12, "path": str(tmp_path / "server")}
     assert make_task("image_folder", "site", **values).test_data().class_counts() == [2, 1]
-    refused("no subfolder train/", "image_folder", **values)
+    refuses("train/", "image_folder", **values)
 
 
 def test_a_site_with_parquet_holds_out_a_fraction_and_one_with_nothing_is_refused(tmp_path):
     for folder, message in (
         (None, "data-folder"),
-        (tmp_path / "no", r"is not a folder: change the node config's data-folder"),
-        (tmp_path, r"neither train\.parquet nor a folder train/"),
+        (tmp_path / "no", "data-folder"),
+        (tmp_path, "train.parquet"),
     ):
-        refused(message, "digits", "site", site_folder=folder)
-    refused(r"list them in task\.classes", "image_folder", "site")
+        refuses(message, "digits", "site", site_folder=folder)
+    refuses("task.classes", "image_folder", "site")
     images = random_images(10, 28, 1)
     write_parquet(tmp_path / "train.parquet", images, {"character": np.arange(10)})
     task = make_task("femnist", "site", options={"holdout": 0.3})

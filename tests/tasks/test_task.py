@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet.common.errors import ConfigError
 from fedhet.tasks import build_task
+from tests.refused import refused
 from tests.tasks.generated import TASKS, make_task, values, write_hub_set
 
 
@@ -78,57 +78,57 @@ def test_nobody_trains_on_what_another_client_holds_out():
     assert held_out
     assert not trained & held_out
     task.__dict__["_held_out_twice"] = np.array([1, 2])
-    with pytest.raises(ConfigError, match=r"partition\.holdout=0\.2 leaves client 0 nothing"):
+    with refused("partition.holdout=0.2", "0"):
         task._hold_out(split, np.array([1, 2]), 0)
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("digits", {"source": "web"}, r"task\.source='web' is unknown; allowed: embedded, files"),
-        ("digits", {"modell": "mlp"}, r"unknown key task\.modell; task has: .*model"),
-        ("digits", {"channels": 2}, r"task\.channels=2 must be 1 \(grey\) or 3 \(RGB\)"),
-        ("digits", {"mean": [0.1, 0.2]}, r"task\.mean has 2 values and task\.channels=1"),
-        ("digits", {"std": [0.0]}, r"task\.std=0\.0 is not allowed"),
-        ("digits", {"mean": [float("nan")]}, r"task\.mean=nan is not allowed"),
-        ("digits", {"test_fraction": 1.0}, r"task\.test_fraction=1\.0 .* in \(0\.0, 1\.0\)"),
-        ("digits", {"crop_probability": 2}, r"task\.crop_probability=2 .* in \[0\.0, 1\.0\]"),
-        ("digits", {"train_size": 0}, r"task\.train_size=0 .* whole number of at least 1"),
-        ("digits", {"image_size": True}, r"task\.image_size=True must be a whole number"),
-        ("digits", {"std": ["wide"]}, r"task\.std=\['wide'\] must be a list, each of it a number"),
-        ("digits", {"flip": "maybe"}, r"task\.flip='maybe' must be true or false"),
-        ("digits", {"path": 2024}, r"task\.path=2024 must be text .* or null"),
-        ("digits", {"path": "x"}, r"task\.path=x: task\.source=embedded .* task\.path=null"),
-        ("digits", {"classes": ["a"]}, r"task\.classes names 1 classes and task\.num_classes=10"),
+        ("digits", {"source": "web"}, "task.source='web"),
+        ("digits", {"modell": "mlp"}, "task.modell"),
+        ("digits", {"channels": 2}, "task.channels=2 1 3"),
+        ("digits", {"mean": [0.1, 0.2]}, "task.mean 2 task.channels=1"),
+        ("digits", {"std": [0.0]}, "task.std=0.0"),
+        ("digits", {"mean": [float("nan")]}, "task.mean=nan"),
+        ("digits", {"test_fraction": 1.0}, "task.test_fraction=1.0 0.0 1.0"),
+        ("digits", {"crop_probability": 2}, "task.crop_probability=2 [0.0 1.0]"),
+        ("digits", {"train_size": 0}, "task.train_size=0 1"),
+        ("digits", {"image_size": True}, "task.image_size=True"),
+        ("digits", {"std": ["wide"]}, "task.std=['wide']"),
+        ("digits", {"flip": "maybe"}, "task.flip='maybe"),
+        ("digits", {"path": 2024}, "task.path=2024"),
+        ("digits", {"path": "x"}, "task.path=x task.source=embedded task.path=null"),
+        ("digits", {"classes": ["a"]}, "task.classes 1 task.num_classes=10"),
         (
             "image_folder",
             {"num_classes": None, "classes": ["a", "b", "a"]},
-            r"task\.classes names a more than once",
+            "task.classes",
         ),
-        ("image_folder", {"classes": ["a"]}, r"task\.classes=\[a\] must name at least two classes"),
-        ("tabular", {"classes": []}, r"task\.classes=\[\] must name at least two classes"),
-        ("digits", {"model": "cvae"}, r"model=cvae takes pixels in \[0, 1\].*task\.mean"),
+        ("image_folder", {"classes": ["a"]}, "task.classes=[a]"),
+        ("tabular", {"classes": []}, "task.classes=[]"),
+        ("digits", {"model": "cvae"}, "model=cvae [0 1] task.mean"),
         (
             "imdb",
             {"inputs": "sound"},
-            r"task\.inputs='sound' is unknown; allowed: images, own",
+            "task.inputs='sound",
         ),
-        ("imdb", {"flip": True}, r"unknown key task\.flip; task has: .*vocabulary_size"),
-        ("imdb", {"source": "image_folder"}, r"'image_folder' is unknown; allowed: files, hub"),
-        ("imdb", {"length": 1}, r"task\.length=1 .* at least 2"),
-        ("imdb", {"vocabulary_size": 3}, r"task\.vocabulary_size=3 .* at least 4"),
+        ("imdb", {"flip": True}, "task.flip vocabulary_size"),
+        ("imdb", {"source": "image_folder"}, "image_folder"),
+        ("imdb", {"length": 1}, "task.length=1 2"),
+        ("imdb", {"vocabulary_size": 3}, "task.vocabulary_size=3 4"),
     ],
 )
 def test_bad_values_are_refused_by_key(name, changes, message):
-    with pytest.raises(ConfigError, match=message):
+    with refused(*message.split()):
         make_task(name, **changes)
 
 
 def test_missing_keys_and_wrong_clients_are_named():
     task = values("task", "digits")
     del task["mean"], task["model"]
-    with pytest.raises(ConfigError, match=r"lacks task\.mean, task\.model"):
+    with refused("task.mean", "task.model"):
         build_task(task, {"name": "iid"}, seed=0, num_clients=2)
     for client in (-1, 3):
-        with pytest.raises(ConfigError, match=rf"client {client} is not one of 0\.\.2"):
+        with refused(f"client {client}", "0..2"):
             make_task("digits").client_data(client)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet.common.errors import ConfigError
 from fedhet.tasks.sources import tables
 from fedhet.tasks.sources.encodings import TokenEncoding
 from fedhet.tasks.vocabulary import Vocabulary, split_words
+from tests.refused import refused
 from tests.tasks.generated import make_task, write_texts
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -117,29 +117,29 @@ def test_sites_share_the_tokens_of_the_vocabulary_file(tmp_path):
         assert tokens.tolist() == expected
     assert (tokens.dtype, first.num_bytes) == (torch.int64, 8 * 2)
 
-    with pytest.raises(ConfigError, match=r"agree on the vocabulary: .*task\.vocabulary_file"):
+    with refused("task.vocabulary_file"):
         imdb(tmp_path, "site")
-    with pytest.raises(ConfigError, match=r"list them in task\.classes"):
+    with refused("task.classes"):
         imdb(tmp_path, "site", classes=None, num_classes=None)
-    with pytest.raises(ConfigError, match=r"has neither train\.parquet"):
+    with refused("train.parquet"):
         task.client_data(0, site_folder=tmp_path)
 
 
 def test_wrong_vocabulary_files_and_columns_are_refused_by_key(root):
     (root / "latin.txt").write_bytes("café".encode("latin-1"))
     for words, message in (
-        (["film", "Film"], r"film-Film\.txt .* line 2: 'Film' is no word in lower case"),
-        (["film", "", "the"], r"line 2: '' is no word"),
-        (["film", "the", "film"], r"line 3: 'film' is there twice"),
-        (list("abcdef"), r"has 6 words and task\.vocabulary_size=8 allows 5"),
+        (["film", "Film"], "film-Film.txt 2"),
+        (["film", "", "the"], "2"),
+        (["film", "the", "film"], "3"),
+        (list("abcdef"), "6 task.vocabulary_size=8 5"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with refused(*message.split()):
             imdb(root, vocabulary_file=vocabulary_file(root, words)).client_data(0)
     for key, value, message in (
-        ("vocabulary_file", str(root / "no"), r"not a file: change task\.vocabulary_file"),
-        ("vocabulary_file", str(root / "latin.txt"), r"latin\.txt \(task\.vocabulary_file\) is"),
-        ("text_column", "review", r"no column 'review' \(task\.text_column\)"),
-        ("text_column", "label", r"1 is no text: change task\.text_column"),
+        ("vocabulary_file", str(root / "no"), "task.vocabulary_file"),
+        ("vocabulary_file", str(root / "latin.txt"), "latin.txt task.vocabulary_file"),
+        ("text_column", "review", "task.text_column"),
+        ("text_column", "label", "1 task.text_column"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with refused(*message.split()):
             imdb(root, **{key: value}).client_data(0)

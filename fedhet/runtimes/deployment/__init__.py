@@ -1,1 +1,1 @@
-"""runtime=deployment: a run on a SuperLink that is up already, submitted and followed from here."""
+"""runtime=deployment: submits a run to a SuperLink that already runs, and follows it."""

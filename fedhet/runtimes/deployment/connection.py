@@ -27,9 +27,9 @@ class Connection:
     """Address and certificate of a Control API."""
 
     address: str  # host:port
-    root_certificates: str = ""  # the CA's certificate; "" for those of the system
+    root_certificates: str = ""  # the CA's certificate; "" for the system's
     insecure: bool = False  # without TLS
-    federation: str = ""  # Flower's id of one; "" for the SuperLink's default
+    federation: str = ""  # Flower's id; "" for the SuperLink's default
 
     @property
     def host(self) -> str:
@@ -70,7 +70,7 @@ def _from_flower_config(name: str) -> Connection:
     path = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser() / "config.toml"
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink")
-    except (OSError, ValueError) as error:  # ValueError: no text, or no TOML
+    except (OSError, ValueError) as error:  # ValueError: not text, or not TOML
         raise LaunchError(
             f"runtime.connection={name}, but {path} cannot be read ({error}): {_INSTEAD}"
         ) from error
@@ -91,8 +91,8 @@ def _from_flower_config(name: str) -> Connection:
     ):
         if not is_valid:
             raise LaunchError(
-                f"runtime.connection={name}: in {path} its {key}={value} is not allowed: it must "
-                f"be {allowed}"
+                f"runtime.connection={name}: {key}={value} in {path} is not allowed: it must be "
+                f"{allowed}"
             )
     return Connection(address, ca, insecure, str(found.get("federation", "")))
 
@@ -111,19 +111,19 @@ def check_reachable(connection: Connection) -> None:
         client.connect()
     except ssl.SSLCertVerificationError as error:
         raise LaunchError(
-            f"the certificate of {where} is refused ({error.verify_message}): "
+            f"the certificate of {where} is rejected ({error.verify_message}): "
             f"runtime.root_certificates={connection.root_certificates or 'null'} must be the CA "
-            "that signed it, and the address one of its names"
+            "that signed it, and the certificate must name the address"
         ) from error
     except (ssl.SSLError, ConnectionResetError) as error:
         raise LaunchError(
             f"{where} does not speak TLS ({error}): set runtime.insecure=true if that is intended"
         ) from error
-    except (OSError, UnicodeError) as error:  # the latter for what can be no host's name
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
         why = getattr(error, "strerror", None) or error
         raise LaunchError(
-            f"no SuperLink answers at {where} ({why}); Control listens on the "
-            "server's loopback: start fedhet there, or open a tunnel"
+            f"no SuperLink answers at {where} ({why}). Control listens on the server's loopback: "
+            "start fedhet on the server, or open a tunnel to it"
         ) from error
     try:
         client.request("GET", "/openapi.json")
@@ -133,14 +133,14 @@ def check_reachable(connection: Connection) -> None:
         why = "it does not speak HTTP/1" if with_tls else "TLS is off (runtime.insecure=true)"
         raise LaunchError(
             f"{where} is not a SuperLink's Control: {why}, and it closes the connection "
-            f"({type(error).__name__}); Control's port is --port, 8000 by default, not the Fleet's"
+            f"({type(error).__name__}). Control's port is --port, 8000 by default, not the Fleet's"
         ) from error
     except (ValueError, KeyError, TypeError):
         title, release = "", ""
     finally:
         client.close()
     if title != _TITLE:
-        raise LaunchError(f"{where} is not a SuperLink's Control: something else answers")
+        raise LaunchError(f"{where} is not a SuperLink's Control: another program answers")
     if release.split(".")[:2] != FLOWER.split("."):
         raise LaunchError(
             f"the SuperLink at {where} runs flwr {release}, but this launcher needs {FLOWER}: all "
@@ -151,7 +151,7 @@ def check_reachable(connection: Connection) -> None:
 def _tls_context(root_certificates: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=root_certificates or None)
-    except OSError as error:  # it cannot be opened, or has no certificate
+    except OSError as error:  # the file cannot be opened, or has no certificate
         raise LaunchError(
             f"runtime.root_certificates={root_certificates} cannot be read "
             f"({error.strerror or error}): {_WHICH_FILE}"

@@ -1,4 +1,4 @@
-"""Client of a SuperLink's Control API: the `flwr` command with a FLWR_HOME of its own."""
+"""Client of a SuperLink's Control API: runs the `flwr` command with its own FLWR_HOME."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RunStatus:
 class Control:
     """Submits, lists and stops runs of a SuperLink.
 
-    The `flwr` processes keep their files in ``folder``, and have ``environment``, by default this
+    The `flwr` processes keep their files in ``folder`` and run in ``environment``, by default this
     process's.
     """
 
@@ -71,7 +71,7 @@ class Control:
         return sum(node["status"] == "online" for node in nodes)
 
     def start(self, overrides: Sequence[str], code: Sequence[Path]) -> int:
-        """Submit a run of the app with these overrides, and the user's code; return its id."""
+        """Submit a run of the app with these overrides and the user's code; return its id."""
         return int(self._ask(*self._run(overrides, code))["run-id"])
 
     def start_simulation(
@@ -140,7 +140,7 @@ class Control:
 
 
 def flower_environment(home: Path, host: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for Flower's programs; no proxy is asked for the SuperLink's host."""
+    """Return an environment for Flower's programs that uses no proxy for the SuperLink's host."""
     hosts = ",".join(filter(None, [host, environment.get("NO_PROXY")]))
     return {
         **environment,

@@ -1,4 +1,4 @@
-"""A run's log and its events, read from the SuperLink over as many connections as it takes."""
+"""Reads a run's log and its events from the SuperLink, reconnecting as often as necessary."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fedhet.common.run_events import ROW, START, SUMMARY, decode
 from fedhet.runtimes.deployment.control_client import Control
 
 _RETRY_SECONDS = 5.0
-_SILENT_SECONDS = 120.0  # after so long without a word the connection may be dead
+_SILENT_SECONDS = 120.0  # after this long without output the connection may be dead
 
 
 class RunEvents:
-    """The events of a run since its log was read from the beginning."""
+    """The events of a run, in the part of its log that was read."""
 
     def __init__(self) -> None:
         self.start: Mapping[str, Any] = {}  # token and config, as the ServerApp sees them
         self.rows: list[Row] = []  # of all rounds, in order
         self.summary: Mapping[str, Any] = {}
-        self._key = ""  # of the first event (common/run_events.py)
+        self._key = ""  # key of the first event (common/run_events.py)
 
     def read(self, line: str) -> bool:
-        """Take in a line of the log; return whether it was an event."""
+        """Process a line of the log; return whether it was an event."""
         event = decode(line, self._key)
         if event is None or (not self._key and event.kind != START):
             return False
@@ -46,7 +46,7 @@ class LogStream:
 
     Args:
         control, run_id: the run to follow.
-        raw: file for what this connection brings.
+        raw: file for everything that this connection sends.
         log_path: file for the log without its events.
         log_begins: where the run's log begins in that file, in bytes.
     """
@@ -79,13 +79,13 @@ class LogStream:
             self._process = None
 
     def is_open(self) -> bool:
-        """Return whether more may come over this connection."""
+        """Return whether this connection may still send more."""
         if self._process is None or self._process.poll() is not None:
             return False
         return time.monotonic() - self._last_read < _SILENT_SECONDS
 
     def is_complete(self) -> bool:
-        """Return whether the SuperLink has sent the whole log of a run that is over."""
+        """Return whether the run is over and the SuperLink has sent its whole log."""
         return self._process is not None and self._process.poll() == 0
 
     def may_reopen(self) -> bool:
@@ -93,11 +93,11 @@ class LogStream:
         return time.monotonic() - self._last_try > _RETRY_SECONDS
 
     def postpone(self) -> None:
-        """Wait again before the next try to connect."""
+        """Restart the wait before the next attempt to connect."""
         self._last_try = time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Read the rest of a log that ends, for ``seconds`` at most."""
+        """Read the rest of a log that is ending, for at most ``seconds``."""
         deadline = time.monotonic() + seconds
         while self.is_open() and time.monotonic() < deadline:
             self.read()
@@ -105,7 +105,7 @@ class LogStream:
         self.read(to_the_end=True)
 
     def read(self, *, to_the_end: bool = False) -> bool:
-        """Take in the complete new lines (``to_the_end``: all); return whether there were any."""
+        """Process the complete new lines (``to_the_end``: all); return whether there were any."""
         with self._raw.open("rb") as raw:
             raw.seek(self._position)
             new = raw.read()
@@ -121,9 +121,9 @@ class LogStream:
 
 
 def update_rows(path: Path, rows: list[Row]) -> None:
-    """Bring a metrics.jsonl up to these rows.
+    """Update a metrics.jsonl with these rows.
 
-    A log that is read again from its beginning brings fewer rows than the file has: these change
+    When a log is read again from its beginning, it first has fewer rows than the file; these change
     nothing. Rows that were measured again replace the old ones.
     """
     before = read_rows(path) if path.exists() else []

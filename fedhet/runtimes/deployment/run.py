@@ -1,9 +1,9 @@
-"""One run on a SuperLink that is up: submit it, follow it over broken connections, fetch results.
+"""One run on a running SuperLink: submit it, follow it over broken connections, fetch results.
 
 The run belongs to the SuperLink: it continues when the launcher ends, and ``resume=true`` with the
 same results directory follows it again. If the ServerApp cannot write to that directory, recipe,
 rows and summary come back as events in the run's log (common/run_events.py), and ``runtime.fetch``
-brings the model and the checkpoints.
+fetches the model and the checkpoints.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOGGER = "+logger.run_log._target_=fedhet.server_app.loggers.run_log.RunLog"
 
 
 class DeploymentRun:
-    """A run on another machine's SuperLink; a context manager that leaves no process here.
+    """A run on another machine's SuperLink; the context manager leaves no process here.
 
     The folder of ``log_path`` is the results directory.
     """
@@ -58,8 +58,8 @@ class DeploymentRun:
         self._record: RunRecord | None = None
         self._log: LogStream | None = None
         self._broken_since: float | None = None
-        self._stopped = False  # by the launcher
-        self._in_doubt = False  # whether the SuperLink has the run
+        self._stopped = False  # whether the launcher has stopped the run
+        self._in_doubt = False  # whether it is unknown that the SuperLink has the run
 
     def __enter__(self) -> Self:
         """Check that the SuperLink can be reached."""
@@ -69,7 +69,7 @@ class DeploymentRun:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Stop following; also stop the run if Ctrl-C was pressed and the recipe asks for that."""
+        """Stop following; after Ctrl-C also stop the run, if the recipe says so."""
         try:
             if self._log is not None:
                 if kind is None:
@@ -91,7 +91,7 @@ class DeploymentRun:
         self._follow(self._start(recipe, overrides, before))
 
     def running(self) -> bool:
-        """Read the log, and return whether the run has not ended yet; fetch its results then."""
+        """Read the log and return whether the run goes on; fetch its results when it has ended."""
         record, log = self._followed()
         if log.read():
             self._broken_since = None
@@ -129,11 +129,11 @@ class DeploymentRun:
         return f"run {self._followed()[0].run_id}: {said}"
 
     def continues(self) -> bool:
-        """Return whether the run goes on after the launcher was stopped."""
+        """Return whether the run continues after the launcher was stopped."""
         return self._record is not None and not self._stopped
 
     def interrupted(self) -> str:
-        """Return what is left of the run after the user has stopped the launcher."""
+        """Say what remains of the run after the user has stopped the launcher."""
         if self._record is None:
             doubt = f"stopped. {self._doubt()}"
             return doubt if self._in_doubt else "stopped; nothing was submitted"
@@ -144,7 +144,7 @@ class DeploymentRun:
     # ---- start -----------------------------------------------------------------------------------
 
     def _may_follow(self, before: RunRecord, recipe: DictConfig) -> bool:
-        """Return whether to follow a run; False if it has ended and a new run resumes it."""
+        """Return whether to follow a run; False if it has ended, so that a new run resumes it."""
         if before.recipe != resume_fingerprint(recipe):
             raise LaunchError(
                 f"this results_dir belongs to run {before.run_id}, which has another recipe: "
@@ -172,7 +172,7 @@ class DeploymentRun:
         return not status.is_over or (status.is_completed and not longer)
 
     def _require_nodes(self, clients: int) -> None:
-        """Refuse a run that too few SuperNodes are connected for."""
+        """Reject a run if too few SuperNodes are connected."""
         online, least = self._control.online_nodes(), self._runtime.min_clients
         needed = clients if least is None else min(int(least), clients)
         if online < max(needed, 1):
@@ -200,7 +200,7 @@ class DeploymentRun:
         record.write(self._folder)  # before the ServerApp looks for it
         self._in_doubt = True
         words = [*overrides, f"results_dir={quoted(record.server_folder)}", _LOGGER]
-        if before:  # its last run may have ended before it wrote anything: the ServerApp looks
+        if before:  # the last run may have ended before it wrote anything: the ServerApp looks
             below = str(PurePosixPath(record.server_folder).parent)
             words.append(f"runtime.server_results={quoted(below)}")
         with signals_afterwards(_say_that_it_waits):  # a run without its id cannot be stopped
@@ -220,10 +220,10 @@ class DeploymentRun:
         return self._record
 
     def _doubt(self) -> str:
-        """Return what to do about a submission that nobody has answered."""
+        """Say what to do about a submission that nobody has answered."""
         return (
-            "The SuperLink may have the run: `flwr list` says so. Submit it again: the same "
-            f"command with resume=true results_dir={self._folder}"
+            "The SuperLink may have the run; `flwr list` shows it. To submit it again, use the "
+            f"same command with resume=true results_dir={self._folder}"
         )
 
     def _server_folder(self, recipe: DictConfig, token: str) -> str:
@@ -253,12 +253,12 @@ class DeploymentRun:
         assert self._record is not None
         run_id = self._record.run_id
         return (
-            f"run {run_id} continues. Follow it again: the same command with resume=true "
-            f"results_dir={self._folder}. Stop it: {self._how_to_stop(run_id)}"
+            f"run {run_id} continues. To follow it again, use the same command with resume=true "
+            f"results_dir={self._folder}. To stop it: {self._how_to_stop(run_id)}"
         )
 
     def _how_to_stop(self, run_id: int) -> str:
-        if name := self._runtime.connection:  # without its name, flwr asks another SuperLink
+        if name := self._runtime.connection:  # without the name flwr asks another SuperLink
             return f"flwr stop {run_id} {name}"
         return "follow it with runtime.stop_on_interrupt=true, and press Ctrl-C"
 
@@ -288,12 +288,12 @@ class DeploymentRun:
     # ---- the end ---------------------------------------------------------------------------------
 
     def _collect_results(self) -> None:
-        """Complete the results directory; a new summary.json comes last."""
+        """Complete the results directory, and write a new summary.json last."""
         record, log = self._followed()
         if self._is_shared():
             path = self._folder / SUMMARY
             if path.exists() and self._status.is_completed:
-                path.touch()  # it may be old if the run was followed again
+                path.touch()  # it is old if the run was followed again
             return
         self._copy_rows()
         if log.events.start:
@@ -306,7 +306,7 @@ class DeploymentRun:
             else:
                 summary["server_folder"] = record.server_folder
         if summary:
-            write_rows(self._folder / METRICS, log.events.rows)  # a resumed run may have fewer
+            write_rows(self._folder / METRICS, log.events.rows)  # a resumed run may have fewer rows
             write_summary(self._folder, summary)
 
     def _fetch_results(self, summary: Mapping[str, Any]) -> None:
@@ -331,17 +331,17 @@ class DeploymentRun:
             )
         if not _is_the_model(self._folder / MODEL, str(summary.get("parameters_sha256"))):
             raise LaunchError(
-                f"runtime.fetch ({shlex.join(command)}) brought no {MODEL} with this run's "
+                f"runtime.fetch ({shlex.join(command)}) copied no {MODEL} with this run's "
                 f"parameters to {self._folder}; {again}"
             )
 
 
 def _say_that_it_waits() -> None:
-    print("waiting for the id of the submitted run; Ctrl-C again: do not wait", file=sys.stderr)
+    print("waiting for the submitted run's id; Ctrl-C again ends the wait", file=sys.stderr)
 
 
 def _fetch_command(text: object) -> list[str]:
-    """Return the words of runtime.fetch; {server} and {here} must be among them."""
+    """Return the words of runtime.fetch, which must contain {server} and {here}."""
     words = shlex.split(str(text)) if text else []
     for place in ("{server}", "{here}"):
         if words and not any(place in word for word in words):
@@ -354,10 +354,10 @@ def _fetch_command(text: object) -> list[str]:
 
 def _is_the_model(path: Path, parameters_sha256: str) -> bool:
     """Return whether a model's file holds the parameters with this hash."""
-    from fedhet.strategies.round.tensor_files import (
+    from fedhet.strategies.wire.tensor_files import (
         load_tensors,  # imports torch, which takes seconds
     )
-    from fedhet.strategies.round.tensor_files import parameters_sha256 as hash_of
+    from fedhet.strategies.wire.tensor_files import parameters_sha256 as hash_of
 
     try:
         return hash_of(load_tensors(path)[0]) == parameters_sha256

@@ -15,17 +15,17 @@ from fedhet.runtimes.flower_install import LaunchError
 class RunRecord:
     """What the launcher needs to follow or resume a run."""
 
-    token: str  # of the results directory; a ServerApp that finds it there writes to it itself
-    run_id: int  # the newest run's
+    token: str  # of the results directory; a ServerApp that finds it there writes there itself
+    run_id: int  # id of the newest run
     server_folder: str  # the results directory as the ServerApp sees it
     address: str  # of the SuperLink's Control
-    recipe: str  # hash of what a resumed run must share
+    recipe: str  # hash of the part of the recipe that a resumed run must share
     rounds: int
     log_begins: int  # where this run begins in log.txt, in bytes
-    values: str = ""  # hash of the whole recipe; records of before have none
+    values: str = ""  # hash of the whole recipe; older records have none
 
     def write(self, folder: Path) -> None:
-        """Write it to a results directory."""
+        """Write the record to a results directory."""
         save_text(folder / RECORD_FILE, json.dumps(asdict(self), indent=2) + "\n")
 
 

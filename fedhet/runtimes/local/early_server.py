@@ -1,8 +1,8 @@
 """The server's process of a run, started before the launcher knows what to run.
 
-PyTorch and the apps take longer to import than Hydra takes to compose the recipe, and one process
-imports one module at a time. So `fedhet` forks the server's process first of all. It imports what
-the apps need while the launcher composes, and is then told what to check and to run.
+Importing PyTorch and the apps takes longer than Hydra takes to compose the recipe, and one process
+imports one module at a time. So `fedhet` first forks the server's process. It imports what the apps
+need while the launcher composes; then the launcher tells it what to check and to run.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class EarlyServer:
 
     def begin_check(self, recipe: DictConfig) -> None:
         """Ask whether a recipe's parts can be built; :meth:`end_check` waits for the answer."""
-        with suppress(OSError):  # it has died: end_check says so
+        with suppress(OSError):  # the process has died: end_check says so
             self._pipe.send(recipe)
 
     def end_check(self) -> bool:
         """Wait until everything is imported; return whether the process can serve the recipe.
 
-        False: it has met an error that does not fit through a pipe, or has died.
+        It cannot if it has died, or met an error that does not fit through a pipe.
 
         Raises:
-            ConfigError: what a constructor has raised.
+            ConfigError: raised by a constructor.
         """
         try:
             error = self._pipe.recv()
@@ -69,7 +69,7 @@ class EarlyServer:
 
         recipe = compose_overrides(tuple(overrides))
         code = fingerprint(recipe)["code"]
-        with suppress(OSError):  # it has died: its exit code says so
+        with suppress(OSError):  # the process has died: its exit code says so
             self._pipe.send((recipe, code, list(overrides), folder, log_path))
         self._pipe.close()
 
@@ -82,7 +82,7 @@ class EarlyServer:
 
 
 def early_server(words: Sequence[str]) -> EarlyServer | None:
-    """Return the server's process for a command's words; None if they start no single local run."""
+    """Start the server's process if a command's words start one local run; else return None."""
     runtimes = [word for word in words if word.startswith("runtime=")]
     flags = any(word.startswith("-") for word in words)
     if sys.platform != "linux" or flags or not set(runtimes) <= set(_WITH_SERVER):
@@ -118,7 +118,7 @@ def _prepare(pipe: Connection, near: Connection) -> None:
 
 
 def _error_of(recipe: DictConfig) -> ConfigError | str | None:
-    """Return what the constructors of a recipe's parts raise; of a bug its name."""
+    """Return the ConfigError of a recipe's constructors, or a bug's name."""
     from fedhet.conf.project import find_modules_in
     from fedhet.server_app.assembly import check_parts
 

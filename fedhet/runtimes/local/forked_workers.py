@@ -24,21 +24,21 @@ from fedhet.runtimes.local.protocol import Answer, Collect, Lost, Place, Task
 from fedhet.runtimes.local.shared_memory import Channel, ReadableFiles, SharedSums, WritableFile
 from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.processes import end_with_parent, exit_text
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 
-_LONGEST_SECONDS = 86_400.0  # of one wait: a selector's timer overflows after 24 days
+_LONGEST_SECONDS = 86_400.0  # one wait: a selector's timer overflows after 24 days
 
 
 class ForkedWorkers:
     """Processes forked from this one, which share everything that it has imported.
 
     Records and large answers pass through shared memory, small messages through pipes. Fork the
-    workers before this process uses torch on several threads or a GPU: neither survives a fork.
-    For the same reason a worker that died is replaced by a fresh interpreter, which takes seconds.
+    workers before this process uses torch on several threads or a GPU, because neither survives a
+    fork. For the same reason a fresh interpreter replaces a dead worker, which takes seconds.
 
     Args:
         count: number of workers.
-        folder: for the shared memory, so best in /dev/shm; empty; the caller removes it.
+        folder: empty folder for the shared memory, best in /dev/shm; the caller removes it.
         gpus: values of CUDA_VISIBLE_DEVICES for the workers, in turn; empty leaves it unchanged.
     """
 
@@ -59,8 +59,8 @@ class ForkedWorkers:
         """Return the number of workers."""
         return len(self._processes)
 
-    def place(self, record: ArrayRecord | FoldRule) -> Place:
-        """Write a record or a rule into memory that all workers map."""
+    def place(self, record: ArrayRecord | FoldSettings) -> Place:
+        """Write a record or the settings of a fold into memory that all workers map."""
         if self._placed == len(self._records):
             self._records.append(WritableFile(f"{self._folder}/record-{self._placed}"))
         file = self._records[self._placed]
@@ -77,7 +77,7 @@ class ForkedWorkers:
             self._channels[worker].send(tasks)
 
     def collect(self, workers: Sequence[int]) -> tuple[Sequence[ReplyFold], Mapping[int, Lost]]:
-        """Return the folds of idle workers, and who was lost."""
+        """Return the folds of idle workers, and the workers that were lost."""
         for worker in workers:
             with contextlib.suppress(OSError):
                 self._channels[worker].send(Collect())
@@ -86,7 +86,7 @@ class ForkedWorkers:
         return [one for one in answers.values() if isinstance(one, ReplyFold)], lost
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Sequence[Answer] | Lost]]:
-        """Return the answers to one ``send`` per worker at most.
+        """Return the answers to at most one ``send`` per worker.
 
         Raises:
             ConfigError: if the shared memory has no room for a worker's answer.
@@ -114,7 +114,7 @@ class ForkedWorkers:
     def _start(self, worker: int, context: BaseContext) -> tuple[Channel, BaseProcess]:
         near, far = context.Pipe()
         gpu = self._gpus[worker % len(self._gpus)] if self._gpus else None
-        # A forked child inherits the pipes' near ends and must close them, or none would break.
+        # A forked child inherits the pipes' near ends and must close them, or no pipe would break.
         inherited = [near, *self._channels] if context.get_start_method() == "fork" else []
         process = context.Process(  # type: ignore[attr-defined]
             target=_work,
@@ -148,9 +148,9 @@ class ForkedWorkers:
 
 
 def _let_server_finish() -> None:
-    """Let this worker, when it is woken, not take the core of the server that gives out work."""
+    """Let the server keep its core when it gives this worker work."""
     if hasattr(os, "SCHED_BATCH"):
-        with contextlib.suppress(OSError):  # where a container forbids it
+        with contextlib.suppress(OSError):  # a container may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 

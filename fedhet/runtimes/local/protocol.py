@@ -8,9 +8,9 @@ from typing import Protocol
 
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 
-Place = object  # address of a placed record; only the workers that returned it can read it
+Place = object  # address of a placed record, for the workers that returned it
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Federation:
 class Task:
     """A message to one client."""
 
-    federation: Federation  # the client's; workers may serve several, one after the other
+    federation: Federation  # the client's; a worker may serve several in turn
     message: Message  # without the placed records
     placed: Mapping[str, Place]  # the placed records, by name
-    names: Sequence[str]  # of all records, in the message's order
-    state: RecordDict  # of the client's Context
-    rule: Place | None = None  # of the fold that the worker adds the reply to; None: it is sent
+    names: Sequence[str]  # names of all records, in the message's order
+    state: RecordDict  # state of the client's Context
+    settings: Place | None = None  # of the worker's fold; None: the worker sends the reply
 
 
 @dataclass(frozen=True)
@@ -40,31 +40,31 @@ class Answer:
 
     reply: Message | None  # None: the worker has added it to its fold
     state: RecordDict
-    num_examples: float | None  # that the reply reports
-    seconds: float  # that it took
+    num_examples: float | None  # as the reply reports
+    seconds: float  # time that the client took
 
 
 @dataclass(frozen=True)
 class Collect:
-    """In place of a task: asks for the worker's fold."""
+    """Sent instead of a task: asks for the worker's fold."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """In place of an answer: the worker died with its tasks."""
+    """Returned instead of an answer: the worker died with its tasks."""
 
     reason: str
-    replaced: bool = True  # whether a new worker has its number; else that is out of use
+    replaced: bool = True  # whether a new worker has its number; if not, no worker has it
 
 
 class Workers(Protocol):
-    """Numbered workers; each carries out what it is sent one after the other, in order."""
+    """Numbered workers; each carries out its tasks one after the other, in order."""
 
     def __len__(self) -> int:
         """Return the number of workers."""
 
-    def place(self, record: ArrayRecord | FoldRule) -> Place:
-        """Put a record, or the rule of a fold, where every worker can read it."""
+    def place(self, record: ArrayRecord | FoldSettings) -> Place:
+        """Put a record, or the settings of a fold, where every worker can read it."""
 
     def forget(self) -> None:
         """Free all placed records; no task may be under way."""
@@ -73,10 +73,10 @@ class Workers(Protocol):
         """Give a worker tasks, to be answered together."""
 
     def collect(self, workers: Sequence[int]) -> tuple[Sequence[ReplyFold], Mapping[int, Lost]]:
-        """Return parts that hold all replies that idle workers have folded, and who was lost."""
+        """Return folds with all replies of idle workers, and the workers that were lost."""
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Sequence[Answer] | Lost]]:
-        """Return the answers to one ``send`` per worker at most.
+        """Return the answers to at most one ``send`` per worker.
 
         Wait up to ``timeout`` seconds for the first.
         """

@@ -17,24 +17,24 @@ from fedhet.conf.project import find_modules_in
 from fedhet.runtimes.local.protocol import Answer, Lost, Place, Task
 from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.resources import even_share
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 
 _START_SECONDS = 300.0  # for the first actor: a busy node may import torch from a cold disk
-_STRAGGLER_SECONDS = 20.0  # for the others: a busy cluster may lack room for them
+_STRAGGLER_SECONDS = 20.0  # for the others: a busy cluster may have no room for them
 
 
 class RayWorkers:
-    """Warm actors, as many as fit the cluster and a cohort can use.
+    """Warm actors, as many as fit into the cluster and a cohort can use.
 
-    A placed record lies in Ray's object store, once on every node that reads it.
+    A placed record is in Ray's object store, once on every node that reads it.
 
     Args:
         most: the largest number of actors.
-        client_cpus: what Ray reserves for each.
-        client_gpus: its share of a GPU; None: what keeps all CPUs busy, if there are GPUs.
-        shared_folder: with the clients' state, which every actor must see; None: no such folder.
-        address: of the cluster; None starts a Ray of our own, which ends with this process.
-        num_cpus: of a Ray of our own; None: all of this machine.
+        client_cpus: CPUs that Ray reserves for each.
+        client_gpus: share of a GPU for each; None: the share that keeps all CPUs busy, if any GPUs.
+        shared_folder: folder with the clients' state, which every actor must see; or None.
+        address: the cluster's; None starts our own Ray, which ends with this process.
+        num_cpus: CPUs of our own Ray; None: all of this machine.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class RayWorkers:
         """Return the number of actors."""
         return len(self._actors)
 
-    def place(self, record: ArrayRecord | FoldRule) -> Place:
-        """Put a record or a rule into Ray's object store."""
+    def place(self, record: ArrayRecord | FoldSettings) -> Place:
+        """Put a record or the settings of a fold into Ray's object store."""
         return ray.put(record)
 
     def forget(self) -> None:
@@ -74,9 +74,9 @@ class RayWorkers:
         self._pending[self._actors[worker].handle.remote(tasks)] = worker
 
     def collect(self, workers: Sequence[int]) -> tuple[Sequence[ReplyFold], Mapping[int, Lost]]:
-        """Return the sum of idle actors' folds, made in a tree, and who was lost.
+        """Return the sum of idle actors' folds, made in a tree, and the lost actors.
 
-        If an actor is lost meanwhile, the others' folds are returned one by one.
+        If an actor is lost meanwhile, return the others' folds one by one.
         """
         folds = {worker: self._actors[worker].collect.remote() for worker in workers}
         level = list(folds.items())
@@ -104,7 +104,7 @@ class RayWorkers:
         return found, lost
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Sequence[Answer] | Lost]]:
-        """Return the answers to one ``send`` per actor at most."""
+        """Return the answers to at most one ``send`` per actor."""
         first: dict[int, Any] = {}
         for reference, worker in self._pending.items():
             first.setdefault(worker, reference)
@@ -127,7 +127,7 @@ class RayWorkers:
         return True
 
     def close(self) -> None:
-        """End the actors, and a Ray of our own."""
+        """End the actors, and our own Ray."""
         for actor in self._actors:
             ray.kill(actor)
         ray.shutdown()
@@ -146,8 +146,8 @@ class RayWorkers:
         for node, sees_folder in ray.get(ready):
             if not sees_folder:
                 raise RuntimeError(
-                    f"the Ray node {node} does not see results_dir={self._folder}, where the "
-                    "clients' state lies: put it on a disk that all nodes share, or set "
+                    f"the Ray node {node} does not see results_dir={self._folder}, which has the "
+                    "clients' state: put it on a disk that all nodes share, or set "
                     "runtime.simulation=false, which sends the state with the messages"
                 )
             nodes.append(str(node))
@@ -175,8 +175,8 @@ class RayWorker(ClientWorker):
         super().__init__(lambda place: ray.get(cast("ray.ObjectRef[ArrayRecord]", place)))
 
     def merge(self, fold: ReplyFold, other: ReplyFold) -> ReplyFold:
-        """Return both, added up; Ray's objects are read-only, so in a new one."""
-        total = ReplyFold(fold.rule)
+        """Return the sum of both as a new object, because Ray's objects are read-only."""
+        total = ReplyFold(fold.settings)
         total.merge(fold)
         total.merge(other)
         return total
@@ -188,7 +188,7 @@ class RayWorker(ClientWorker):
 
 
 def _capacity(cpus: int, gpus: float | None) -> tuple[int, float]:
-    """Return the number of actors that fit the cluster, and each one's share of a GPU."""
+    """Return the number of actors that fit into the cluster, and each one's share of a GPU."""
     alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     nodes = [node["Resources"] for node in alive]
     fit = [int(node.get("CPU", 0) // cpus) for node in nodes]

@@ -1,8 +1,8 @@
 """One run without a SuperLink: a server process, forked from the launcher, and its workers.
 
-What the apps need is imported once: by the launcher, from which the server is forked, or by a
-server that was started early (local/early_server.py). The workers are forked from the server and
-share its modules and data, so no process starts threads that compute before that.
+One process imports what the apps need: the launcher, which then forks the server, or a server that
+was started early (local/early_server.py). The server forks the workers, which share its modules and
+data. So no process may start threads that compute before that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _launchers_streams: list[object] = []
 
 
 class LocalRun:
-    """A server process and its workers; a context manager that leaves no process behind."""
+    """A server process and its workers; the context manager leaves no process behind."""
 
     def __init__(self, log_path: Path, early: EarlyServer | None = None) -> None:
         self.log_path = log_path
@@ -70,7 +70,7 @@ class LocalRun:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Import what the apps need, once for all runs of this process; no early server has."""
+        """Import what the apps need, once for all runs, if there is no early server."""
         if self._early is None:
             import_apps()
         self._folder = self._stack.enter_context(temporary_folder())
@@ -111,7 +111,7 @@ class LocalRun:
         return self._server.is_alive()
 
     def failure(self) -> str:
-        """Return the server's error; the end of its log and its exit code if it was killed."""
+        """Return the server's error, or its exit code and the end of its log if it was killed."""
         assert self._server is not None
         if (code := self._server.exitcode) == _ERROR:
             return last_error(self.log_path)
@@ -119,11 +119,11 @@ class LocalRun:
         return f"its server process ended with {exit_text(code)}: {said}"
 
     def continues(self) -> bool:
-        """Return whether the run goes on after the launcher was stopped."""
+        """Return whether the run continues after the launcher was stopped."""
         return False
 
     def interrupted(self) -> str:
-        """Return what is left of the run after the user has stopped the launcher."""
+        """Say what remains of the run after the user has stopped the launcher."""
         return NOTHING_LEFT
 
 
@@ -136,7 +136,7 @@ def import_apps() -> None:
 
 
 def serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
-    """Run the ServerApp over workers of its own; the server's process."""
+    """Run the ServerApp with its own workers, as the server's process."""
     if os.getsid(0) != os.getpid():
         os.setsid()  # the launcher handles the terminal's Ctrl-C
     end_with_parent()
@@ -162,7 +162,7 @@ def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
     from fedhet.server_app.app import main
 
     recipe = compose_overrides(tuple(overrides))  # before the fork: the workers inherit it
-    fingerprint(recipe)  # so, too: files that are edited now have one hash in all processes
+    fingerprint(recipe)  # also before: if files are edited now, all processes have one hash
     versions()
     run_config: dict[str, bool | float | int | str] = {"overrides": json.dumps(list(overrides))}
     federation = Federation(CLIENT_APP, run_config, int(recipe.clients))
@@ -213,9 +213,9 @@ def _redirect_output(log_path: Path) -> None:
     with log_path.open("ab") as log_file:
         os.dup2(log_file.fileno(), 1)
         os.dup2(log_file.fileno(), 2)
-    # New objects: a thread of the launcher may have held a lock of the old ones at the fork. The
-    # old ones are kept: one that owns descriptor 1 or 2 closes it when it is collected; then the
-    # next pipe to a worker has that number, and gets all that is printed.
+    # New objects, because a thread of the launcher may have held the old ones' locks at the fork.
+    # The old ones are kept: if one owns descriptor 1 or 2, it closes it when it is collected. Then
+    # the next pipe to a worker would have that number, and get everything that is printed.
     _launchers_streams.extend((sys.stdout, sys.stderr))
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)

@@ -1,7 +1,7 @@
 """Memory shared by the processes of one machine: mapped files in a folder such as /dev/shm.
 
 Each file is written many times, so that its pages are allocated once; a new file per object would
-take several times as long as the copy. Arrays that lie in such files already (:class:`SharedSums`)
+take several times as long as the copy. Arrays that are already in such files (:class:`SharedSums`)
 are not copied at all.
 """
 
@@ -40,8 +40,8 @@ class Written:
 
     path: str
     size: int
-    number: int = 0  # distinguishes successive objects of one file
-    # large arrays, which are not in the pickle: the lengths of those behind it, or where they lie
+    number: int = 0  # tells successive objects of one file apart
+    # large arrays outside the pickle: lengths of those behind it, or addresses of the others
     buffers: tuple[int | Lies, ...] = ()
 
 
@@ -54,7 +54,7 @@ class WritableFile:
         self._number = 0
 
     def write(self, data: bytes, buffers: Sequence[memoryview | Lies] = ()) -> Written:
-        """Overwrite the file with a pickled object and those of its buffers that lie nowhere."""
+        """Overwrite the file with a pickled object and its buffers that have no address yet."""
         where = tuple(one if isinstance(one, Lies) else len(one) for one in buffers)
         parts: list[bytes | memoryview] = [data]
         parts += [one for one in buffers if not isinstance(one, Lies)]
@@ -66,7 +66,7 @@ class WritableFile:
         return Written(self._path, len(data), self._number, where)
 
     def mapped(self, size: int) -> mmap.mmap:
-        """Return the file's memory, of at least so many bytes."""
+        """Return the file's memory, at least ``size`` bytes."""
         if self._map is None or len(self._map) < size:
             with open(self._path, "a+b") as file:
                 _allocate(file.fileno(), size, self._path)
@@ -75,7 +75,7 @@ class WritableFile:
 
 
 def _allocate(file: int, size: int, path: str) -> None:
-    """Give a file its size, and the memory for it: a page that is missing later kills, unsaid.
+    """Give a file its size and its memory; a page missing later would kill the process silently.
 
     Raises:
         ConfigError: if there is no room.
@@ -89,8 +89,8 @@ def _allocate(file: int, size: int, path: str) -> None:
         if Path(path).is_relative_to(MEMORY):
             room = "give a container more with --shm-size=2g"
         raise ConfigError(
-            f"{path} cannot have {size / 1e6:.1f} MB ({error.strerror}): the processes of a run "
-            f"share models there; {room}, or run fewer clients at a time (runtime.num_cpus)"
+            f"{path} cannot get {size / 1e6:.1f} MB ({error.strerror}) for the models that a run's "
+            f"processes share: {room}, or run fewer clients at a time (runtime.num_cpus)"
         ) from None
 
 
@@ -107,7 +107,7 @@ class SharedSums:
         self._used.clear()
 
     def zeros(self, numbers: int) -> NDArray[np.int64]:
-        """Return so many zeros, (numbers,)."""
+        """Return zeros, (numbers,)."""
         if 8 * numbers <= _INLINE_BYTES:
             return np.zeros(numbers, dtype=np.int64)
         used = len(self._used)
@@ -120,7 +120,7 @@ class SharedSums:
         return array
 
     def find(self, buffer: memoryview) -> Lies | None:
-        """Return where an array lies, if it is one of these."""
+        """Return an array's address, if it is one of these."""
         return self._used.get(np.frombuffer(buffer, np.uint8).ctypes.data)
 
 
@@ -131,7 +131,7 @@ class ReadableFiles:
         self._maps: dict[str, mmap.mmap] = {}
 
     def read(self, where: Written) -> Any:
-        """Return a copy of an object; its arrays that lie in files of their own stay there."""
+        """Return a copy of an object; arrays in files of their own stay there."""
         here = [one for one in where.buffers if not isinstance(one, Lies)]
         view, at = self._mapped(where.path, where.size + sum(here)), where.size
         buffers: list[bytearray | memoryview] = []
@@ -170,7 +170,7 @@ class Channel:
         large: list[memoryview | Lies] = []
 
         def inline(buffer: pickle.PickleBuffer) -> bool:
-            """Take a large array out of the pickle: it is copied once, into the file."""
+            """Keep a large array out of the pickle: it is copied only once, into the file."""
             raw = buffer.raw()
             if len(raw) > _INLINE_BYTES:
                 large.append((self._sums and self._sums.find(raw)) or raw)

@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.runtimes.local.protocol import Answer, Place, Task
 from fedhet.runtimes.local.shared_memory import SharedSums
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 
 _COUNT = "num-examples"
 
@@ -25,8 +25,8 @@ _COUNT = "num-examples"
 class ClientWorker:
     """Runs the ClientApp on a task's message, as a SuperNode would; ``fetch`` reads a placed value.
 
-    A round's replies that need not be kept are added up here: they never leave the process. The
-    sums lie in ``sums``, where the server reads them; None: in this process.
+    It adds up a round's replies that nobody needs singly, so they never leave the process. The sums
+    are in ``sums``, where the server reads them; None: in this process.
     """
 
     def __init__(self, fetch: Callable[[Place], Any], sums: SharedSums | None = None) -> None:
@@ -67,21 +67,21 @@ class ClientWorker:
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             reply = Message(Error(code=code, reason=reason), reply_to=message)
         examples = reported_examples(reply)
-        if task.rule is not None:
+        if task.settings is not None:
             if self._fold is None:
-                self._fold = self._new_fold(self._fetch(task.rule))
+                self._fold = self._new_fold(self._fetch(task.settings))
             self._fold.take(node_id - 1, reply)
-        sent = reply if task.rule is None else None
+        sent = reply if task.settings is None else None
         return Answer(sent, context.state, examples, time.perf_counter() - began)
 
-    def _new_fold(self, rule: FoldRule) -> ReplyFold:
+    def _new_fold(self, settings: FoldSettings) -> ReplyFold:
         if self._sums is None:
-            return ReplyFold(rule)
+            return ReplyFold(settings)
         self._sums.forget()  # the server has added them to its own
-        return ReplyFold(rule, zeros=self._sums.zeros)
+        return ReplyFold(settings, zeros=self._sums.zeros)
 
     def collect(self) -> ReplyFold:
-        """Return the fold of the replies since the last time; at least one."""
+        """Return the fold of the replies since the last call; there is at least one."""
         fold, self._fold = self._fold, None
         assert fold is not None
         return fold

@@ -17,13 +17,13 @@ from flwr.supercore.run import Run
 
 from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Task, Workers
 from fedhet.runtimes.local.worker import set_identity
-from fedhet.strategies.round.records import array_records
-from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
+from fedhet.strategies.wire.records import array_records
 
 _INLINE_BYTES = 1 << 14  # a larger record is placed even if only one client gets it
 _RESTART_SECONDS = 60.0
-# An exchange with a worker takes some .0005 s. So a worker gets its whole part of a short round at
-# once, and batches of some work in a long one, where the next is under way before it is needed.
+# An exchange with a worker takes about .0005 s. So a worker gets its whole part of a short round at
+# once, and batches of work in a long one; the next batch is under way before it is needed.
 _SHORT_SECONDS, _BATCH_SECONDS = 0.02, 0.005
 
 
@@ -33,7 +33,7 @@ class _Waiting:
 
     task: Task
     size: float
-    alone: bool = False  # it was in a batch whose worker was lost: who was it?
+    alone: bool = False  # whether to send it alone: the worker of its batch was lost
 
     @property
     def message_id(self) -> str:
@@ -51,8 +51,8 @@ class WorkerGrid(Grid):
     Clients with more examples go first, so that no long task is left for the end. The grid keeps
     each client's ``Context.state`` and sends it with the client's next message.
 
-    Replies of a round that need not be kept are added up by the workers (:meth:`send_and_fold`). A
-    worker that dies takes its part with it: its clients are asked once more.
+    The workers add up the replies of a round that nobody needs singly (:meth:`send_and_fold`). If a
+    worker dies, its part is lost, and its clients are asked once more.
     """
 
     def __init__(self, workers: Workers, federation: Federation) -> None:
@@ -64,9 +64,9 @@ class WorkerGrid(Grid):
         self._queue: list[_Waiting] = []  # longest last
         # by worker: its present batch and the next one
         self._given: dict[int, list[list[_Waiting]]] = {w: [] for w in range(len(workers))}
-        self._seconds = math.inf  # a client's, in the batch answered last
-        self._rate = math.inf  # of the same, seconds an example
-        self._batch_seconds = _BATCH_SECONDS  # of work that a batch may have
+        self._seconds = math.inf  # per client, in the batch answered last
+        self._rate = math.inf  # seconds per example, in the same batch
+        self._batch_seconds = _BATCH_SECONDS  # the work that a batch may have
         self._replies: dict[str, Message] = {}
         # by worker: what it has folded, with the client's new state
         self._folded: dict[int, list[tuple[_Waiting, RecordDict]]] = {}
@@ -121,20 +121,20 @@ class WorkerGrid(Grid):
         return self._receive(set(self.push_messages(messages)), deadline)
 
     def send_and_fold(
-        self, messages: Mapping[int, Message], rule: FoldRule, timeout: float | None = None
+        self, messages: Mapping[int, Message], settings: FoldSettings, timeout: float | None = None
     ) -> ReplyFold:
         """Send a round's messages, by client id; return the replies, added up by the workers.
 
-        After ``timeout`` seconds a client is given up as in :meth:`send_and_receive`.
+        After ``timeout`` seconds the grid gives up a client as in :meth:`send_and_receive`.
         """
-        total = ReplyFold(rule)
-        waiting = set(self._push(messages.values(), rule))
+        total = ReplyFold(settings)
+        waiting = set(self._push(messages.values(), settings))
         while waiting:
             deadline = None if timeout is None else time.monotonic() + timeout
             for message in self._receive(waiting, deadline):  # errors alone: replies are folded
                 total.take(message.metadata.src_node_id - 1, message)
             waiting = self._under_way() or self._gather(total)
-            if timeout is not None:  # what is asked once more may wait for a new worker to start
+            if timeout is not None:  # a repeated message may wait until a new worker has started
                 timeout = max(timeout, _RESTART_SECONDS)
         return total
 
@@ -142,12 +142,12 @@ class WorkerGrid(Grid):
         """End the workers."""
         self._workers.close()
 
-    def _push(self, messages: Iterable[Message], rule: FoldRule | None = None) -> list[str]:
+    def _push(self, messages: Iterable[Message], settings: FoldSettings | None = None) -> list[str]:
         pushed = list(messages)
         if not self._queue and not any(self._given.values()):
             self._workers.forget()
         places = self._place_records(pushed)
-        place = None if rule is None else self._workers.place(rule)
+        place = None if settings is None else self._workers.place(settings)
         new = [self._waiting(message, places, place) for message in pushed]
         self._queue = sorted([*self._queue, *reversed(new)], key=lambda waiting: waiting.size)
         share = sum(map(self._expected, self._queue)) / max(len(self._given), 1)
@@ -156,7 +156,7 @@ class WorkerGrid(Grid):
         return [waiting.message_id for waiting in new]
 
     def _under_way(self) -> set[str]:
-        """Return the messages that are not answered: of lost workers, some are sent again."""
+        """Return the unanswered messages; those of lost workers may have been sent again."""
         given = itertools.chain.from_iterable(self._given.values())
         return {w.message_id for w in itertools.chain(self._queue, *given)}
 
@@ -186,7 +186,7 @@ class WorkerGrid(Grid):
                 return
 
     def _place_records(self, messages: Sequence[Message]) -> dict[int, Place]:
-        """Place all records that are shared or large; return their places by ``id``."""
+        """Place all shared or large records; return their places by ``id``."""
         sent = [record for one in messages for record in array_records(one.content).values()]
         records, uses = {id(record): record for record in sent}, Counter(map(id, sent))
         return {
@@ -195,7 +195,9 @@ class WorkerGrid(Grid):
             if uses[key] > 1 or sum(len(a.data) for a in record.values()) >= _INLINE_BYTES
         }
 
-    def _waiting(self, message: Message, places: dict[int, Place], rule: Place | None) -> _Waiting:
+    def _waiting(
+        self, message: Message, places: dict[int, Place], settings: Place | None
+    ) -> _Waiting:
         node_id = message.metadata.dst_node_id
         if node_id not in self.get_node_ids():
             raise ValueError(f"node {node_id} is not one of 1..{self._federation.num_clients}")
@@ -207,39 +209,39 @@ class WorkerGrid(Grid):
         bare = Message(metadata=message.metadata, content=rest)  # type: ignore[call-overload]
         state = self._states.get(node_id, RecordDict())
         size = self._examples.get(node_id, float("inf"))  # unknown ones first
-        return _Waiting(Task(self._federation, bare, placed, list(content), state, rule), size)
+        return _Waiting(Task(self._federation, bare, placed, list(content), state, settings), size)
 
     def _dispatch(self) -> None:
         if self._queue and not self._given:
-            raise RuntimeError("all workers died, and no other could be started")
+            raise RuntimeError("all workers died, and no new one could be started")
         for depth in (0, 1):
             for worker, given in self._given.items():
                 # A second batch saves the worker a wait for the server. The last tasks are not
-                # given ahead: they go to the first free worker.
+                # given in advance: they go to the first free worker.
                 if len(given) == depth and len(self._queue) > depth * len(self._given):
                     given.append(self._batch())
                     self._workers.send(worker, [waiting.task for waiting in given[-1]])
 
     def _batch(self) -> list[_Waiting]:
-        """Take tasks from the queue: several short ones of small answers, else one."""
+        """Take one task from the queue, or several short ones with small answers."""
         idle = sum(not given for given in self._given.values()) or len(self._given)
         most, batch = math.ceil(len(self._queue) / idle), [self._queue.pop()]
         left = self._batch_seconds - self._expected(batch[0])
         while len(batch) < most and _may_share(batch[-1]) and _may_share(self._queue[-1]):
             seconds = self._expected(self._queue[-1])
-            if seconds > 2 * left:  # more than half of it would be beyond
+            if seconds > 2 * left:  # more than half of it would exceed the batch
                 break
             left -= seconds
             batch.append(self._queue.pop())
         return batch
 
     def _expected(self, waiting: _Waiting) -> float:
-        """Return the seconds that a task is expected to take, as the last ones have."""
+        """Estimate the seconds that a task takes from the last ones."""
         known = math.isfinite(waiting.size) and math.isfinite(self._rate)
         return self._rate * waiting.size if known else self._seconds
 
     def _collect(self, timeout: float | None) -> list[str]:
-        """Note what has come; return the messages whose replies the workers have folded."""
+        """Note the answers; return the messages whose replies the workers have folded."""
         if not any(self._given.values()):
             return []
         done, folded = [], list[str]()
@@ -248,7 +250,7 @@ class WorkerGrid(Grid):
             done.append((worker, given.pop(0) if given else [], outcome))  # an idle one may die
             if isinstance(outcome, Lost):
                 self._take_back(worker, replaced=outcome.replaced)
-        self._dispatch()  # first of all: an idle worker wastes a core
+        self._dispatch()  # first, because an idle worker wastes a core
         for worker, batch, outcome in done:
             if isinstance(outcome, Lost):
                 self._note_loss(batch, outcome)
@@ -277,15 +279,15 @@ class WorkerGrid(Grid):
             self._given[worker] = []
 
     def _note_loss(self, batch: Sequence[_Waiting], outcome: Lost) -> None:
-        """Answer with an error for the client that the worker was lost with; if it is known."""
-        if len(batch) != 1:  # one by one
+        """Answer with an error for the client that the worker was lost with, if it is known."""
+        if len(batch) != 1:  # then ask them one by one
             self._queue += [replace(waiting, alone=True) for waiting in batch]
             return
         error = Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=outcome.reason)
         self._replies[batch[0].message_id] = Message(error, reply_to=batch[0].task.message)
 
     def _note(self, worker: int, waiting: _Waiting, outcome: Answer) -> None:
-        """Keep what became of a message."""
+        """Keep the outcome of a message."""
         if outcome.num_examples is not None:
             self._examples[waiting.node_id] = outcome.num_examples
         if outcome.reply is None:
@@ -303,14 +305,14 @@ class WorkerGrid(Grid):
             names = ", ".join(str(waiting.node_id - 1) for waiting in stuck)
             reason = f"client {names} took too long"
             self._take_back(worker, replaced=self._workers.replace(worker, reason))
-            if len(stuck) > 1:  # they are asked once more, one by one
+            if len(stuck) > 1:  # ask them once more, one by one
                 message_ids.difference_update(waiting.message_id for waiting in stuck)
         self._queue = [w for w in self._queue if w.message_id not in message_ids]
         self._dispatch()
 
 
 def _may_share(waiting: _Waiting) -> bool:
-    """Return whether a task may be in a batch: what it is answered with is small."""
+    """Return whether a task may be in a batch: its answer is small."""
     task = waiting.task
     query = task.message.metadata.message_type == MessageType.QUERY
-    return (query or task.rule is not None) and not waiting.alone
+    return (query or task.settings is not None) and not waiting.alone

@@ -1,30 +1,27 @@
-"""FedNTD's penalty, against numbers worked out by hand."""
+"""KeepFeatures' penalty, against a number worked out by hand."""
 
-from math import log
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from fedhet import ConfigError
 from fedhet.strategies.base import Step
-from my_project.method import FedNTDClient
-
-
-def penalty(received: list[float], local: list[float]) -> float:
-    context: Any = SimpleNamespace(global_model=lambda inputs: (None, torch.tensor([received])))
-    label, nothing = torch.tensor([0]), torch.zeros(1)
-    step = Step({}, nothing, label, nothing, torch.tensor([local]), context)
-    found = FedNTDClient(weight=2.0, temperature=1.0).penalty(step)
-    assert found is not None
-    return found.item()
+from my_project.method import KeepFeatures, KeepFeaturesClient
 
 
 def test_by_hand() -> None:
-    """Without class 0: q_x = (3/4, 1/4) and q_y = (1/2, 1/2)."""
-    expected = 2 * (3 / 4 * log(3 / 2) + 1 / 4 * log(1 / 2))
-    assert penalty([9.0, log(3), 0.0], [5.0, 1.0, 1.0]) == pytest.approx(expected)
+    """Two examples at the squared distances 9 + 16 and 1, with weight 2: 2 * (25 + 1) / 2."""
+    received = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    features = torch.tensor([[3.0, 4.0], [1.0, 2.0]])
+    context: Any = SimpleNamespace(received_features=lambda inputs: received)
+    nothing = torch.zeros(1)
+    found = KeepFeaturesClient(2.0).penalty(Step({}, nothing, nothing, features, nothing, context))
+    assert found is not None
+    assert found.item() == pytest.approx(26.0)
 
 
-def test_only_the_true_class_may_change() -> None:
-    assert penalty([9.0, 1.0, 2.0], [-9.0, 1.0, 2.0]) == pytest.approx(0)
+def test_a_weight_below_0_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        KeepFeatures(weight=-1.0)

@@ -12,6 +12,7 @@ from torch import nn
 from fedhet.common.errors import ConfigError
 from fedhet.load_run import data_set_task_of, model_of, recipe_of
 from fedhet.tasks import Task
+from fedhet.tasks.conformal.calibration import Calibration
 from fedhet.tasks.conformal.scores import (
     Array,
     Labels,
@@ -23,7 +24,7 @@ from fedhet.tasks.conformal.scores import (
     quantile,
     scores_for,
 )
-from fedhet.tasks.conformal.sketch import Client, Grid, shared_quantile, shared_temperature
+from fedhet.tasks.conformal.sketch import Client
 from fedhet.tasks.evaluation import logits_of
 
 LEVELS = 20  # of the curve, beside the requested one
@@ -102,14 +103,11 @@ def measure(folder: Path, options: Options) -> RunSets:
     model = model_of(folder, task)
     test = Outputs(*logits_of(model, task.test_data(next(model.parameters()).device)))
     levels = levels_for(test.accuracy, options.alpha)
-    scores = scores_for(task.num_classes)
-    centralised = {score.name: on_test_set(test, score, levels, options) for score in scores}
+    centralised = on_test_set(test, levels, options)
     if not options.federated:
         return RunSets(test.accuracy, centralised)
     held_out = _held_out(task, model, folder)
-    found = {score.name: at_clients(held_out, test, score, levels, options) for score in scores}
-    sketched, pooled = ({name: both[n] for name, both in found.items()} for n in (0, 1))
-    return RunSets(test.accuracy, centralised, sketched, pooled)
+    return RunSets(test.accuracy, centralised, *at_clients(held_out, test, levels, options))
 
 
 def levels_for(accuracy: float, alpha: float) -> list[float]:
@@ -119,55 +117,66 @@ def levels_for(accuracy: float, alpha: float) -> list[float]:
     return sorted({alpha, *(round(float(level), 4) for level in grid)})
 
 
-def on_test_set(test: Outputs, score: Score, levels: Sequence[float], options: Options) -> Measured:
+def on_test_set(test: Outputs, levels: Sequence[float], options: Options) -> dict[str, Measured]:
     """Calibrate on a random half of the test set, and count the other half, for each split."""
     count = len(test.labels)
     half = count // 2
     fitting = int(options.temperature_share * half)
-    found = Measured(levels, calibration=half - fitting)
+    found = _nothing_yet(test, levels, half - fitting)
     for number in range(options.splits):
         random = np.random.default_rng([options.seed, number])
         order, uniform = random.permutation(count), random.random(count)
         fit, calibration, rest = order[:fitting], order[fitting:half], order[half:]
         temperature = fit_temperature(test.logits[fit], test.labels[fit]) if fitting else 1.0
-        scores = score(probabilities_of(test.logits, temperature), uniform)
-        own = of_labels(scores[calibration], test.labels[calibration])
-        thresholds = [quantile(own, level) for level in levels]
-        found.add(scores[rest], test.labels[rest], thresholds, temperature)
-    return found
+        probabilities = probabilities_of(test.logits, temperature)
+        for score, measured in found.items():
+            scores = score(probabilities, uniform)
+            own = of_labels(scores[calibration], test.labels[calibration])
+            thresholds = [quantile(own, level) for level in levels]
+            measured.add(scores[rest], test.labels[rest], thresholds, temperature)
+    return _by_name(found)
 
 
 def at_clients(
-    held_out: Sequence[Outputs],
-    test: Outputs,
-    score: Score,
-    levels: Sequence[float],
-    options: Options,
-) -> tuple[Measured, Measured]:
+    held_out: Sequence[Outputs], test: Outputs, levels: Sequence[float], options: Options
+) -> tuple[dict[str, Measured], dict[str, Measured]]:
     """Calibrate on the clients' held-out examples, and count the test set, for each split.
 
     Returns:
         With the quantile of the clients' histograms, and with that of the scores themselves.
     """
-    grid = Grid(score.largest(test.logits.shape[1]), options.bins)
-    sketched, pooled = Measured(levels), Measured(levels)
+    calibration = Calibration(levels, options.bins, options.temperature_share)
+    classes = test.logits.shape[1]
+    sketched, pooled = _nothing_yet(test, levels), _nothing_yet(test, levels)
     for number in range(options.splits):
         clients = []
         for place, own in enumerate(held_out):
             random = np.random.default_rng([options.seed, number, place + 1])
             clients.append(Client.split(own.logits, own.labels, options.temperature_share, random))
-        temperature = 1.0
-        if options.temperature_share:
-            temperature = shared_temperature([client.log_losses() for client in clients])
-        counts = [client.sketch(score, temperature, grid) for client in clients]
-        scores = np.concatenate([client.scores(score, temperature) for client in clients])
+        temperature = calibration.temperature([client.log_losses() for client in clients])
+        histograms = [client.histograms(temperature, options.bins) for client in clients]
+        by_counts = calibration.thresholds(histograms, classes)
+        probabilities = probabilities_of(test.logits, temperature)
         uniform = np.random.default_rng([options.seed, number]).random(len(test.labels))
-        of_test = score(probabilities_of(test.logits, temperature), uniform)
-        by_counts = [shared_quantile(counts, grid, level) for level in levels]
-        sketched.add(of_test, test.labels, by_counts, temperature)
-        pooled.add(of_test, test.labels, [quantile(scores, a) for a in levels], temperature)
-        sketched.calibration = pooled.calibration = len(scores)
-    return sketched, pooled
+        for score in sketched:
+            of_test = score(probabilities, uniform)
+            sketched[score].add(of_test, test.labels, by_counts[score.name], temperature)
+            scores = np.concatenate([client.scores(score, temperature) for client in clients])
+            thresholds = [quantile(scores, level) for level in levels]
+            pooled[score].add(of_test, test.labels, thresholds, temperature)
+            sketched[score].calibration = pooled[score].calibration = len(scores)
+    return _by_name(sketched), _by_name(pooled)
+
+
+def _nothing_yet(
+    test: Outputs, levels: Sequence[float], calibration: int = 0
+) -> dict[Score, Measured]:
+    classes = test.logits.shape[1]
+    return {score: Measured(levels, calibration=calibration) for score in scores_for(classes)}
+
+
+def _by_name(found: Mapping[Score, Measured]) -> dict[str, Measured]:
+    return {score.name: measured for score, measured in found.items()}
 
 
 def _held_out(task: Task, model: nn.Module, folder: Path) -> list[Outputs]:

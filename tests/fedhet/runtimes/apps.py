@@ -9,7 +9,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedhet.strategies.round.records import to_record
+from fedhet.strategies.wire.records import to_record
 
 app = ClientApp()
 

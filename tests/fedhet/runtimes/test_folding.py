@@ -12,19 +12,19 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedhet.common.errors import ConfigError
 from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation
 from fedhet.runtimes.local.shared_memory import Channel, SharedSums, WritableFile
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.strategies.base import Reply, ReplySum
-from fedhet.strategies.round.decoder import ExpectedReply
-from fedhet.strategies.round.records import to_record
-from fedhet.strategies.round.reply_fold import FoldRule, Limits, ReplyFold, SumRule, sum_of
+from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold, Weights, sum_of
+from fedhet.strategies.wire.border import Expected, ExpectedPayload, Sender
+from fedhet.strategies.wire.records import to_record
 from tests.fedhet.runtimes.apps import update_of
+from tests.refused import refused
 
 CLIENTS, SHAPES = 7, {"w": (300, 300), "b": (3,)}
-SUM = SumRule("examples", frozenset({"extra"}))
+WEIGHTS = Weights("examples")
 
 
 @pytest.fixture
@@ -37,10 +37,11 @@ def grid(tmp_path: Path) -> Iterator[WorkerGrid]:
     grid.close()
 
 
-def rule() -> FoldRule:
+def settings() -> FoldSettings:
     params = {name: torch.empty(shape, device="meta") for name, shape in SHAPES.items()}
-    expected = ExpectedReply(params, payloads={"extra"}, shapes={"extra": {"w": (300, 300)}})
-    return FoldRule(expected, {client: Limits() for client in range(CLIENTS)}, SUM)
+    senders = {client: Sender() for client in range(CLIENTS)}
+    extra = ExpectedPayload({"w": (300, 300)})
+    return FoldSettings(Expected(params, senders, payloads={"extra": extra}), WEIGHTS, {"extra"})
 
 
 def messages(round: int = 1, **asked: str) -> dict[int, Message]:
@@ -62,7 +63,7 @@ def expected_sum(*without: int) -> ReplySum:
         update = update_of(client, SHAPES)
         extra = {"extra": {"w": -update["w"]}}
         replies.append(Reply(client, client + 1, 1, 0.1, update, extra))
-    return sum_of(replies, SUM)
+    return sum_of(replies, WEIGHTS, {"extra"})
 
 
 def require_equal(found: ReplyFold, expected: ReplySum) -> None:
@@ -89,13 +90,13 @@ def test_the_workers_sum_is_the_servers_to_the_bit_and_short_tasks_share_a_messa
     )
     for round in (1, 2, 3):
         sent.clear()
-        found = grid.send_and_fold(messages(round), rule())
+        found = grid.send_and_fold(messages(round), settings())
         require_equal(found, expected_sum())
         assert sum(sent) == CLIENTS
         assert not found.refused
         assert visits(grid) == dict.fromkeys(range(CLIENTS), round)
     assert max(sent) > 1
-    refused = grid.send_and_fold(messages(client_2="fail", client_4="nan"), rule())
+    refused = grid.send_and_fold(messages(client_2="fail", client_4="nan"), settings())
     require_equal(refused, expected_sum(2, 4))
     assert refused.refused[2].endswith("ValueError: this client cannot")
     assert "NaN" in refused.refused[4]
@@ -105,16 +106,16 @@ def test_the_workers_sum_is_the_servers_to_the_bit_and_short_tasks_share_a_messa
 @pytest.mark.slow
 def test_a_sum_stays_when_the_workers_overwrite_the_memory_that_they_have_sent_it_in(grid):
     asked = messages()
-    first = grid.send_and_fold({0: asked[0]}, rule())
+    first = grid.send_and_fold({0: asked[0]}, settings())
     before = {name: value.clone() for name, value in first.total().update.items()}
-    other = grid.send_and_fold({1: asked[1]}, rule()).total().update
+    other = grid.send_and_fold({1: asked[1]}, settings()).total().update
     for name, value in first.total().update.items():
         assert torch.equal(value, before[name])
         assert not torch.equal(value, other[name])
 
 
 def test_memory_that_is_not_there_is_said_before_it_is_written_to(tmp_path):
-    with pytest.raises(ConfigError, match=r"full cannot have 1\d+\.\d MB .*TMPDIR"):
+    with refused("1", "TMPDIR"):
         WritableFile(f"{tmp_path}/full").mapped(1 << 50)
 
 
@@ -134,19 +135,19 @@ def test_sums_are_read_where_they_were_made(tmp_path):
             one += 1
         changed = [np.array_equal(one, other) for one, other in zip(mine, theirs, strict=True)]
         assert changed == [True, False, True, False]  # copied are others, and what is small
-        with pytest.raises(ValueError, match="read-only"):
+        with refused("read-only", kind=ValueError):
             theirs[0] += 1
         assert sum(file.stat().st_size for file in tmp_path.glob("a-*")) < 2 * (8 * size + 1000)
 
 
 @pytest.mark.flower  # a fresh interpreter imports torch: seconds
 def test_clients_of_a_lost_worker_are_asked_once_more_and_count_once(grid, tmp_path):
-    first = grid.send_and_fold(messages(), rule())
+    first = grid.send_and_fold(messages(), settings())
     require_equal(first, expected_sum())
-    once = grid.send_and_fold(messages(client_3="die", marker=str(tmp_path / "once")), rule())
+    once = grid.send_and_fold(messages(client_3="die", marker=str(tmp_path / "once")), settings())
     require_equal(once, expected_sum(3) if 3 in once.refused else expected_sum())
     assert visits(grid)[0] == 2
-    always = grid.send_and_fold(messages(client_3="die"), rule())
+    always = grid.send_and_fold(messages(client_3="die"), settings())
     require_equal(always, expected_sum(3))
     assert "exit code -9" in always.refused[3]
     idle = messages()
@@ -158,12 +159,12 @@ def test_clients_of_a_lost_worker_are_asked_once_more_and_count_once(grid, tmp_p
         return collect(chosen)
 
     workers.collect = killing
-    require_equal(grid.send_and_fold(idle, rule()), expected_sum())
+    require_equal(grid.send_and_fold(idle, settings()), expected_sum())
 
 
 @pytest.mark.flower
 def test_a_worker_that_dies_while_it_waits_for_the_other_costs_nothing(grid, tmp_path):
-    grid.send_and_fold(messages(), rule())  # from here on it knows who takes long
+    grid.send_and_fold(messages(), settings())  # from here on it knows who takes long
     workers, wait, marker = grid._workers, grid._workers.wait, tmp_path / "marker"
 
     def killing(timeout):
@@ -175,7 +176,7 @@ def test_a_worker_that_dies_while_it_waits_for_the_other_costs_nothing(grid, tmp
         return wait(timeout)
 
     workers.wait = killing
-    found = grid.send_and_fold(messages(client_5="pause", marker=str(marker)), rule())
+    found = grid.send_and_fold(messages(client_5="pause", marker=str(marker)), settings())
     assert marker.exists()
     require_equal(found, expected_sum())
     assert not found.refused
@@ -186,16 +187,16 @@ def test_a_client_that_takes_too_long_costs_itself_only(grid, monkeypatch):
     # in a message of its own: clients that share one with it are asked once more, and so is it
     monkeypatch.setattr("fedhet.runtimes.local.worker_grid._BATCH_SECONDS", 0.0)
     began = time.monotonic()
-    found = grid.send_and_fold(messages(client_5="sleep"), rule(), timeout=2.0)
+    found = grid.send_and_fold(messages(client_5="sleep"), settings(), timeout=2.0)
     require_equal(found, expected_sum(5))
     assert time.monotonic() - began < 40
-    require_equal(grid.send_and_fold(messages(), rule(), timeout=20.0), expected_sum())
+    require_equal(grid.send_and_fold(messages(), settings(), timeout=20.0), expected_sum())
 
 
 @pytest.mark.slow
 def test_parts_merge_in_any_order_and_split():
     def fold(clients) -> ReplyFold:
-        part = ReplyFold(rule())
+        part = ReplyFold(settings())
         for client in clients:
             update = update_of(client, SHAPES)
             part.sum.add(Reply(client, client + 1, 1, 0.1, update, {"extra": {"w": -update["w"]}}))
@@ -204,7 +205,7 @@ def test_parts_merge_in_any_order_and_split():
     for seed, cut in itertools.product(range(3), (1, 3)):
         order = random.Random(seed).sample(range(CLIENTS), CLIENTS)
         parts = [fold(order[:cut]), fold(order[cut:5]), fold(order[5:])]
-        total = ReplyFold(rule())
+        total = ReplyFold(settings())
         for part in parts:
             total.merge(part)
         require_equal(total, expected_sum())

@@ -11,10 +11,10 @@ from flwr.common.config import parse_config_args
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, quoted
 from fedhet.runtimes import resources
 from fedhet.runtimes.run_config import app_overrides, federation_config, run_config_toml
+from tests.refused import refused
 
 AWKWARD = ["with space", "it's", 'say "x"', "back\\slash", "a,b=[1]{2}", "$(x) # é 日 🙂", "\\"]
 
@@ -108,17 +108,17 @@ def test_clients_share_the_gpus_that_cuda_sees(monkeypatch, gpus, device, runtim
 @pytest.mark.parametrize(
     ("gpus", "changes", "message"),
     [
-        ("", {"clients": 0}, r"clients=0 takes .* set clients to 1 or more"),
-        ("", {"partition": {"name": "site"}}, r"partition=site reads .*choose runtime=deployment"),
-        ("", {"device": "cuda"}, r"device=cuda: this machine has no CUDA device; .*auto or cpu"),
-        ("0", {"device": "cuda:1"}, r"device=cuda:1: this machine has 1 CUDA device; "),
-        ("0,1", {"device": "cuda:2"}, r"device=cuda:2: this machine has 2 CUDA devices; "),
+        ("", {"clients": 0}, "clients=0 clients 1"),
+        ("", {"partition": {"name": "site"}}, "partition=site runtime=deployment"),
+        ("", {"device": "cuda"}, "device=cuda device"),
+        ("0", {"device": "cuda:1"}, "device=cuda:1 1 device"),
+        ("0,1", {"device": "cuda:2"}, "device=cuda:2 2"),
     ],
 )
 def test_what_this_machine_cannot_carry_out_is_refused(monkeypatch, gpus, changes, message):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setattr(resources, "_WSL", Path("/nothing"))
-    with pytest.raises(ConfigError, match=message):
+    with refused(*message.split()):
         resources.check_machine(recipe(**changes))
 
 

@@ -20,6 +20,11 @@ def sweep_folder(cwd):
     return path
 
 
+def job_at(cwd, method="fedavg", seed=0):
+    [path] = sweep_folder(cwd).glob(f"{method}_digits_seed{seed}_*")
+    return path
+
+
 def read_json(path):
     return json.loads(path.read_text(encoding="utf-8"))
 

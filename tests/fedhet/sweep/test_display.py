@@ -66,14 +66,14 @@ def test_a_terminal_shows_counts_total_and_a_bar_for_each_running_job():
 
 
 def test_skipped_jobs_do_not_shorten_the_estimate():
-    jobs = [completed(0, skipped=True), completed(1, skipped=True), completed(2)]
+    jobs = [completed(0, began=None), completed(1, began=None), completed(2)]
     assert Snapshot(jobs, total=4, seconds=50.0).seconds_left == 50.0
     assert Snapshot(jobs[:2], total=4, seconds=50.0).seconds_left is None
     assert Snapshot(jobs, total=None, seconds=50.0).seconds_left is None
 
 
 def test_a_log_gets_a_line_for_each_job_that_ends_and_for_long_ones_each_minute():
-    jobs = [completed(0), job(1, "failed", error="no data"), completed(2, skipped=True)]
+    jobs = [completed(0), job(1, "failed", error="no data"), completed(2, began=None)]
     begun = Snapshot([job(0, "running", 3)], 3, 1.0)
     lines = shown_by(80, begun, Snapshot(jobs[:2], 3, 2.0), Snapshot(jobs, 3, 3.0), terminal=False)
     assert lines.splitlines() == [
@@ -121,7 +121,7 @@ def test_the_summary_of_a_search_has_the_best_trial():
 def test_the_progress_of_a_running_job_is_read_from_its_metrics(tmp_path):
     folder = SweepFolder(tmp_path)
     folder.write(Sweep(overrides=(), began="now"))
-    follower = SweepFollower(folder, total=2, varied=["seed", "+strategy.mu"])
+    follower = SweepFollower(folder, total=2, varied=["seed", "strategy.mu"])
     assert not follower.snapshot().jobs  # nothing has begun
     words = ["task=digits", "seed=3", "+strategy.mu=0.123456789"]
     folder.report(JobReport(0, "0_job", words, "running", rounds=10, began=1.0))

@@ -15,6 +15,7 @@ from omegaconf import open_dict
 from fedhet import signals
 from fedhet.common.results import read_summary, totals
 from fedhet.conf import fingerprint
+from fedhet.conf.project import register_recipes
 from fedhet.conf.schema import FIGURES
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.job import run_job
@@ -35,6 +36,7 @@ def sweep(tmp_path):
 def job_of(sweep, number=0, folder_name=""):
     """Return a job's recipe; Hydra's configuration is that of the job."""
     setup_globals()
+    register_recipes()
     settings = [f"hydra.sweep.dir={sweep.path}", "hydra.sweep.subdir=${hydra.job.num}_job"]
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("config", overrides=settings, return_hydra_config=True)
@@ -95,7 +97,10 @@ def test_a_job_that_a_cluster_starts_again_restarts(sweep):
 @pytest.mark.slow
 def test_a_folder_of_another_job_or_with_another_content_is_not_written_to(sweep):
     run_job(job_of(sweep, 0), lambda recipe: finish(recipe, accuracy=0.5))
+    same = job_of(sweep, 4, folder_name="0_job")
+    assert run_job(same, not_run) == 0.5  # a job of the same recipe has its figures
     second = job_of(sweep, 1, folder_name="0_job")
+    second.seed = 1
     assert run_job(second, not_run) is None
     assert "hydra.sweep.subdir" in sweep.reports()[1].error
     assert read_summary(sweep.path / "0_job")["status"] == "completed"  # the first job's
@@ -106,7 +111,7 @@ def test_a_folder_of_another_job_or_with_another_content_is_not_written_to(sweep
     assert [path.name for path in (sweep.path / "2_job").iterdir()] == ["thesis.tex"]
     sweep.ask_to_stop()
     assert run_job(job_of(sweep, 3), not_run) is None
-    assert len(sweep.reports()) == 3  # no job begins once the sweep is stopping
+    assert len(sweep.reports()) == 4  # no job begins once the sweep is stopping
 
 
 @pytest.mark.slow

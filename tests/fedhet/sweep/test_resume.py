@@ -10,7 +10,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, fingerprint, quoted, resume_fingerprint
 from fedhet.server_app.checkpoint import Checkpoint, save_checkpoint
 from fedhet.strategies.round.round_report import StrategyState
-from fedhet.sweep.resume import Plan, make_ready, plan_for, resuming, take_resume
+from fedhet.sweep.resume import FolderTaken, Plan, make_ready, plan_for, resuming, take_resume
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 
 
@@ -21,6 +21,12 @@ def recipe_of(*words):
 def write_summary(folder, status, *words):
     summary = {"status": status, "fingerprint": fingerprint(recipe_of(*words))}
     (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def is_taken(folder, recipe):
+    with pytest.raises(FolderTaken, match=r"hydra\.sweep\.subdir"):
+        plan_for(folder, recipe)
+    return True
 
 
 def write_checkpoint(folder, round):
@@ -36,11 +42,11 @@ def test_a_completed_job_of_the_same_recipe_is_skipped(tmp_path):
     write_summary(tmp_path, "completed")
     assert plan_for(tmp_path, recipe_of()) is Plan.SKIP
     assert plan_for(tmp_path, recipe_of("runtime=local", "device=cpu")) is Plan.SKIP  # the same
-    assert plan_for(tmp_path, recipe_of("seed=1")) is Plan.REPLACE
+    assert is_taken(tmp_path, recipe_of("seed=1"))
     write_checkpoint(tmp_path, 10)
     assert plan_for(tmp_path, recipe_of()) is Plan.SKIP
     assert plan_for(tmp_path, recipe_of("rounds=11")) is Plan.CONTINUE
-    assert plan_for(tmp_path, recipe_of("rounds=9")) is Plan.REPLACE
+    assert is_taken(tmp_path, recipe_of("rounds=9"))
     path = Path("words.txt")  # the apps know it by its absolute path
     absolute = f"task.vocabulary_file={quoted(str(path.absolute()))}"
     write_summary(tmp_path, "completed", "task=imdb", absolute)
@@ -60,8 +66,8 @@ def test_a_job_that_early_stopping_has_ended_is_skipped_also_where_more_rounds_a
     more = ("early_stopping.patience=3", "early_stopping.metric=loss")
     assert plan_for(tmp_path, recipe_of(*more)) is Plan.CONTINUE
     assert plan_for(tmp_path, recipe_of("rounds=20", "target_accuracy=0.9")) is Plan.CONTINUE
-    assert plan_for(tmp_path, recipe_of(*words, "local.lr=0.2")) is Plan.REPLACE
-    assert plan_for(tmp_path, recipe_of(*words, "rounds=2")) is Plan.REPLACE
+    assert is_taken(tmp_path, recipe_of(*words, "local.lr=0.2"))
+    assert is_taken(tmp_path, recipe_of(*words, "rounds=2"))
     (tmp_path / "metrics.jsonl").write_text("[]\n")
     assert plan_for(tmp_path, recipe_of(*words, "rounds=20")) is Plan.CONTINUE
 
@@ -79,12 +85,12 @@ def test_a_job_continues_from_its_checkpoint_and_restarts_without_one(tmp_path):
     write_summary(tmp_path, "failed")
     assert plan_for(tmp_path, recipe_of()) is Plan.CONTINUE
     assert plan_for(tmp_path, recipe_of("rounds=4")) is Plan.CONTINUE  # it died before its summary
-    assert plan_for(tmp_path, recipe_of("rounds=3")) is Plan.RESTART
-    assert plan_for(tmp_path, recipe_of("local.lr=0.2")) is Plan.REPLACE
+    assert is_taken(tmp_path, recipe_of("rounds=3"))
+    assert is_taken(tmp_path, recipe_of("local.lr=0.2"))
 
 
-def test_a_restart_removes_all_but_the_log_and_a_replaced_folder_is_kept(tmp_path):
-    folder = tmp_path / "0_job"
+def test_a_restart_removes_all_but_the_log(tmp_path):
+    folder = tmp_path / "job"
     (folder / "client_state").mkdir(parents=True)
     for name in ("log.txt", "metrics.jsonl", "client_state/x"):
         (folder / name).write_text(name)
@@ -93,12 +99,6 @@ def test_a_restart_removes_all_but_the_log_and_a_replaced_folder_is_kept(tmp_pat
     assert len(list(folder.rglob("*"))) == 4
     make_ready(folder, Plan.RESTART)
     assert [path.name for path in folder.iterdir()] == ["log.txt"]
-    for content in ("first", "second"):
-        (folder / "log.txt").write_text(content)
-        make_ready(folder, Plan.REPLACE)
-        assert list(folder.iterdir()) == []
-    kept = sorted((tmp_path / "replaced").rglob("log.txt"))
-    assert [path.read_text() for path in kept] == ["first", "second"]
 
 
 def sweep_at(path, *overrides, day=1):

@@ -7,18 +7,19 @@ import pytest
 
 from fedhet.common.results import read_rows
 from fedhet.sweep.resource_slots import slots_of_machine
-from tests.fedhet.sweep.sweeps import fork, read_json, statuses, sweep_folder, wait_for
+from tests.fedhet.sweep.sweeps import fork, job_at, read_json, statuses, sweep_folder, wait_for
 from tests.processes import Fork, alive, finish
 from tests.recipes import run_recipe
 
 pytestmark = pytest.mark.flower
 
 SMALL = ["task=digits", "clients=4", "local.epochs=1", "strategy=scaffold"]
-FIRST = "0_scaffold_digits_seed0"
 
 
 def rows_of_the_first(cwd):
-    return sum(len(read_rows(path)) for path in cwd.glob(f"results/*/{FIRST}/metrics.jsonl"))
+    return sum(
+        len(read_rows(path)) for path in cwd.glob("results/*/scaffold_digits_seed0_*/metrics.jsonl")
+    )
 
 
 def test_submitits_jobs_fail_and_complete(tmp_path):
@@ -29,7 +30,8 @@ def test_submitits_jobs_fail_and_complete(tmp_path):
     assert statuses(tmp_path) == ["failed", "completed"]
     assert "strategy.scaffold.option=II reads" in done.stdout
     folder = sweep_folder(tmp_path)
-    assert read_json(folder / FIRST / "summary.json")["status"] == "failed"
+    [failed] = folder.glob("*_momentum0.9_*")
+    assert read_json(failed / "summary.json")["status"] == "failed"
     assert not (folder / ".sweep").exists()
 
 
@@ -51,6 +53,7 @@ def test_a_sweep_that_was_stopped_ends_as_if_it_had_not_been(tmp_path):
     resumed = fork(tmp_path, "-m", f"--resume={folder}", "seed=0")
     assert resumed.returncode == 0, resumed.stderr + output
     whole = run_recipe(tmp_path / "whole", *words, clients=4)
-    found = read_json(folder / FIRST / "summary.json")
+    first = job_at(tmp_path, "scaffold")
+    found = read_json(first / "summary.json")
     assert found["parameters_sha256"] == whole["parameters_sha256"]
-    assert "Resuming after round" in (folder / FIRST / "log.txt").read_text()
+    assert "Resuming after round" in (first / "log.txt").read_text()

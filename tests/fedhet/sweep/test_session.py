@@ -16,7 +16,7 @@ from fedhet.conf import compose_overrides, fingerprint
 from fedhet.conf.composition import composed
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.plan import SweepPlan, plan_sweep
-from tests.fedhet.sweep.sweeps import fork, read_json, statuses, sweep_folder, wait_for
+from tests.fedhet.sweep.sweeps import fork, job_at, read_json, statuses, sweep_folder, wait_for
 from tests.processes import Fork, finish
 
 BASIC = {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}
@@ -32,13 +32,11 @@ def test_a_grid_has_the_product_of_its_values_and_a_search_its_trials():
     words = ["task=digits", "strategy=fedavg,scaffold", "seed=range(3)", "local.lr=0.1"]
     grid = plan(words, "accuracy", BASIC)
     assert (grid.total, grid.batch_size, grid.varied) == (6, 6, ["strategy", "seed"])
-    assert grid.jobs[4] == ["task=digits", "strategy=scaffold", "seed=1", "local.lr=0.1"]
     batches = {**BASIC, "max_batch_size": 2}
     assert plan(["seed=0,1,2"], "accuracy", batches).batch_size == 2
     # a typed word replaces that of the experiment file
     sweeper = {**BASIC, "params": {"strategy": "fedavg,scaffold", "seed": "0,1,2"}}
-    jobs = [["strategy=fedavg", "seed=0"], ["strategy=scaffold", "seed=0"]]
-    assert plan(["seed=0"], "accuracy", sweeper) == SweepPlan(2, 2, ["strategy"], jobs)
+    assert plan(["seed=0"], "accuracy", sweeper) == SweepPlan(2, 2, ["strategy"])
     found = plan(["seed=1", "local.lr=interval(0.01,1)"], "accuracy", SEARCH)
     assert found == SweepPlan(20, 2, ["local.lr"])
     assert plan([], "loss", {**SEARCH, "direction": "minimize"}).total == 20
@@ -123,7 +121,7 @@ def test_failed_jobs_say_why_the_others_are_kept_and_resuming_runs_what_is_left(
     index, ended = index_of(tmp_path), ["completed", *["failed"] * 3, "diverged"]
     assert statuses(tmp_path) == ended
     assert (index["status"], index["total"], index["overrides"]) == ("failed", 5, words[1:])
-    folders = [sweep_folder(tmp_path) / f"{n}_fedavg_digits_seed{n + 12}" for n in (1, 2, 3)]
+    folders = [job_at(tmp_path, seed=seed) for seed in (13, 14, 15)]
     unlucky, full, own = (read_json(folder / "summary.json") for folder in folders)
     about = {"strategy": "fedavg", "task": "digits", "seed": 13, "status": "failed"}
     assert unlucky.items() >= {"error": "the run failed: an unlucky seed", **about}.items()
@@ -156,14 +154,31 @@ def test_a_sweep_resumed_with_other_values_keeps_what_is_done(tmp_path):
         jobs = index_of(tmp_path)["jobs"]
         for job in jobs:
             has = dict(word.split("=") for word in job["overrides"])
-            name = f"{job['number']}_{has['strategy']}_digits_seed{has['seed']}"
-            assert job["folder"] == name
-            assert (path / name / "seen.txt").read_text() == f"{has['strategy']} {has['seed']}"
+            assert job["folder"].startswith(f"{has['strategy']}_digits_seed{has['seed']}_")
+            seen = (path / job["folder"] / "seen.txt").read_text()
+            assert seen == f"{has['strategy']} {has['seed']}"
+        assert [job["number"] for job in jobs] == list(range(len(jobs)))
         return len(jobs), len(re.findall(r"^\[.*earlier$", done.stdout, re.MULTILINE))
 
     assert resumed("seed=1,2,3") == (6, 4)
     assert resumed("seed=3,2,4") == (6, 4)  # some get the numbers of others, some are no more
+    assert resumed("seed=1") == (2, 2)  # their results are there
+    assert index_of(tmp_path)["varied"] == ["strategy", "seed"]
     assert not (path / "replaced").exists()
+
+
+@pytest.mark.slow
+def test_values_that_a_resumed_run_may_change_tell_jobs_apart_where_they_vary(tmp_path):
+    assert fedhet(tmp_path, "-m", "rounds=1,2", "local.lr=0.1,0.2,0.1").returncode == 0
+    path, jobs = sweep_folder(tmp_path), index_of(tmp_path)["jobs"]
+    found = [folder.name.rpartition("_")[0] for folder in path.glob("fedavg_*")]
+    wanted = [f"fedavg_digits_seed0_lr{lr}_rounds{t}" for lr in (0.1, 0.2) for t in (1, 2)]
+    assert sorted(found) == wanted
+    # a job that has the recipe of an earlier one has its folder and figures
+    assert (jobs[0]["folder"], jobs[0]["figures"]) == (jobs[2]["folder"], jobs[2]["figures"])
+    assert len({job["folder"] for job in jobs}) == 4
+    done = fedhet(tmp_path, "-m", f"--resume={path}", "local.lr=0.1", "rounds=2")
+    assert re.search(r"^\[1/1\].*earlier$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -202,7 +217,7 @@ def test_a_full_folder_and_an_unknown_option_are_refused_before_the_first_job(tm
 
 
 def in_the_second_job(cwd):
-    found = list((cwd / "results").glob("*/1_*99/metrics.jsonl"))
+    found = list((cwd / "results").glob("*/*_seed99_*/metrics.jsonl"))
     return found and statuses(cwd) == ["completed", "running"]
 
 

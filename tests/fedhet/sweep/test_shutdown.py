@@ -42,7 +42,7 @@ def job(folder, number):
 
 
 def report(number, pid, host=HERE):
-    return JobReport(number, f"{number}_job", [], "running", 10, began=1.0, pid=pid, host=host)
+    return JobReport(number, f"{number}_job", [], "running", 10, began=1.0, process=f"{host}:{pid}")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score
 
 from fedhet.common.results import read_summary
 from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
-from fedhet.strategies.round.tensor_files import load_tensors, save_tensors
+from fedhet.strategies.wire.tensor_files import load_tensors, save_tensors
 from fedhet.tasks.evaluation import evaluate_model
 from fedhet.tasks.transform import Augmentation
 from fedhet.tools.conformal.command import main as conformal_main
@@ -70,7 +70,7 @@ def test_classes_are_matched_by_name_and_known_without_the_training_data(
     assert found.by_class == {"blue": None, "green": 1.0, "red": 1.0}
     more = write_images(tmp_path / "more", 2, {**COLOURS, "yellow": (200, 200, 40)})
     reason = refused(main, folder, "--task", f"path={more}")
-    assert "subfolder 'yellow' and the classes are: blue, green, red" in reason
+    assert "blue, green, red" in reason
     words = ["--task", f"path={data}", "--task", "classes=[red,green,blue]"]
     assert "trained with other classes than" in refused(main, folder, *words)
 
@@ -145,7 +145,7 @@ def test_the_command_names_the_runs_that_it_cannot_evaluate_and_continues(
         (["--task", "path"], "write --task path=VALUE"),
         (
             ["--task", "path=/data/new"],
-            "task.path=/data/new: task.source=embedded holds its images",
+            "task.path=/data/new: task.source=embedded",
         ),
         (["--augmented", "2"], "set --task flip=true or --task crop_padding=4"),
         (["--out", "."], "--out . is a folder: name a file"),
@@ -217,7 +217,7 @@ def test_metrics_take_the_place_of_the_runs_and_unknown_ones_are_refused(
     assert by_class == pytest.approx({f"f1/{n}": value for n, value in enumerate(expected)})
     assert "evaluation.metrics=f2 is unknown" in refused(main, fedavg_run, "--metric", "f2")
     for run, metric in ((fedavg_run, "mae"), (regression_run[0], "f1")):
-        assert f"{metric} is no metric of a " in refused(main, run, "--metric", metric)
+        assert f"evaluation.metrics: {metric} " in refused(main, run, "--metric", metric)
 
 
 def test_a_path_that_is_no_folder_is_refused(refused):

@@ -24,7 +24,7 @@ def loss_of(params: dict[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tens
 )
 def test_the_same_bits_as_torch(momentum, weight_decay, layers, count):
     ours, theirs = params_of(3), params_of(3)
-    optimizer = SGD(momentum, weight_decay, layers)
+    optimizer = SGD(momentum=momentum, weight_decay=weight_decay, momentum_layers=layers)
     optimizer.start(ours, lr=0.3)
     moved = set(optimizer.stateful(list(theirs)))
     groups = [{"params": [p], "momentum": momentum * (n in moved)} for n, p in theirs.items()]

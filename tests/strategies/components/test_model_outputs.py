@@ -10,10 +10,11 @@ from fedhet.strategies.components.model_outputs import LastTwo, Latest, Particip
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.server_optimizers import SGD
 from fedhet.strategies.fedavg import FedAvg
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.records import to_tensors
+from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.wire.records import to_tensors
 from tests.federation import federate
 from tests.strategies.round.test_round import BUFFERS, OPTIONS, Normed, clients
+from tests.strategies.sides import built
 
 WEIGHT = "head.weight"
 # of the way from x to the new x, which is four times Delta
@@ -50,7 +51,7 @@ def watch(strategy: FederatedStrategy, rounds: int = 3, lost=frozenset(), **how)
 
 def quadrupled(output, **slots) -> FedAvg:
     slots = {"server_optimizer": SGD(lr=4.0), "local_lr": 0.05, "buffers": BUFFERS, **slots}
-    return FedAvg(output=output(), evaluate_on_clients=True, **slots)
+    return built(FedAvg, output=output(), evaluate_on_clients=True, **slots)
 
 
 def values(records: list[ArrayRecord], name: str = WEIGHT) -> list[torch.Tensor]:
@@ -91,7 +92,7 @@ def test_latest_is_x_itself():
 @pytest.mark.parametrize("output", SHARES)
 def test_a_resumed_run_whose_rounds_fail_has_the_output_of_the_uninterrupted_one(output, lost):
     whole, first, second, third = (
-        quadrupled(output, sampler=FixedSizeSampler(0.5, seed=3)) for _ in range(4)
+        quadrupled(output, sampler=FixedSizeSampler(participation=0.5, seed=3)) for _ in range(4)
     )
     uninterrupted, cut = watch(whole, rounds=4, lost=lost), watch(first, rounds=2)
     x = to_tensors(cut.x[-1])

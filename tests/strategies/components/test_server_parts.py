@@ -12,8 +12,8 @@ from fedhet.strategies.components.aggregators import UniformMean, WeightedMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from fedhet.strategies.components.schedules import Constant, Cosine, ExponentialDecay, MultiStep
 from fedhet.strategies.components.server_optimizers import SGD, Adagrad, Adam, Yogi
-from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.modes.asynchronous import Asynchronous
 from tests.strategies.sides import total_of
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
@@ -51,9 +51,17 @@ BY_HAND = {
     # beta1 0: v = .01 + 1, + 4
     "adagrad": (Adagrad(lr=1.0, tau=0.1), (1.0, 2.0), [quotient(1, 1.01), quotient(2, 5.01)]),
     # beta .5, .25: m = .5, 1.25; v = .25 * .01 + .75, then .25 * .7525 + .75 * 4; no correction
-    "adam": (Adam(1.0, 0.5, 0.25, 0.1), (1, 2), [quotient(0.5, 0.7525), quotient(1.25, 3.188125)]),
+    "adam": (
+        Adam(lr=1.0, beta1=0.5, beta2=0.25, tau=0.1),
+        (1, 2),
+        [quotient(0.5, 0.7525), quotient(1.25, 3.188125)],
+    ),
     # v = .01 + .75 * 1 (Delta^2 > v), then .76 - .75 * .04 (Delta^2 < v)
-    "yogi": (Yogi(1.0, 0.5, 0.25, 0.1), (1, 0.2), [quotient(0.5, 0.76), quotient(0.35, 0.73)]),
+    "yogi": (
+        Yogi(lr=1.0, beta1=0.5, beta2=0.25, tau=0.1),
+        (1, 0.2),
+        [quotient(0.5, 0.76), quotient(0.35, 0.73)],
+    ),
 }
 
 
@@ -62,7 +70,7 @@ def test_server_optimizers_by_hand(optimizer, deltas, moves):
     assert steps(begun(optimizer), *deltas) == pytest.approx([moves[0], sum(moves)], rel=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(1.0, 0.9), Adagrad(), Adam(), Yogi()])
+@pytest.mark.parametrize("optimizer", [SGD(lr=1.0, momentum=0.9), Adagrad(), Adam(), Yogi()])
 def test_server_optimizer_state_goes_on(optimizer):
     first, whole, fresh = (begun(copy.deepcopy(optimizer)) for _ in range(3))
     x = steps(first, 1.0, -2.0)[-1]
@@ -71,44 +79,47 @@ def test_server_optimizer_state_goes_on(optimizer):
 
 
 def test_fixed_size_sampler():
-    sampler = FixedSizeSampler(0.1, seed=4)
+    sampler = FixedSizeSampler(participation=0.1, seed=4)
     cohorts = [sampler.sample(t, 100) for t in range(1, 501)]
     assert all(len(set(cohort)) == 10 and cohort == sorted(cohort) for cohort in cohorts)
-    assert cohorts[0] == FixedSizeSampler(0.1, seed=4).sample(1, 100)
-    assert cohorts[0] != FixedSizeSampler(0.1, seed=5).sample(1, 100) != cohorts[1]
+    assert cohorts[0] == FixedSizeSampler(participation=0.1, seed=4).sample(1, 100)
+    assert cohorts[0] != FixedSizeSampler(participation=0.1, seed=5).sample(1, 100) != cohorts[1]
     counts = torch.bincount(torch.tensor(cohorts).flatten(), minlength=100)
     assert 20 < counts.min() <= counts.max() < 85
-    assert [len(FixedSizeSampler(share).sample(1, 10)) for share in (0.25, 0.01)] == [3, 1]
+    assert [len(FixedSizeSampler(participation=share).sample(1, 10)) for share in (0.25, 0.01)] == [
+        3,
+        1,
+    ]
 
 
 def test_bernoulli_sampler():
-    sizes = [len(BernoulliSampler(0.1, seed=1).sample(t, 50)) for t in range(1, 401)]
+    sizes = [len(BernoulliSampler(participation=0.1, seed=1).sample(t, 50)) for t in range(1, 401)]
     assert min(sizes) >= 1
     assert len(set(sizes)) > 5
     assert sum(sizes) / len(sizes) == pytest.approx(5.0, abs=0.5)
-    assert all(len(BernoulliSampler(0.001).sample(t, 3)) == 1 for t in range(20))
+    assert all(len(BernoulliSampler(participation=0.001).sample(t, 3)) == 1 for t in range(20))
 
 
 def test_secret_cohorts_have_the_probability_and_are_drawn_anew_by_each_sampler():
-    first, second = (BernoulliSampler(0.1, seed=None) for _ in range(2))
+    first, second = (BernoulliSampler(participation=0.1, seed=None) for _ in range(2))
     cohorts = [first.sample(t, 1000) for t in range(1, 101)]
     assert cohorts == [first.sample(t, 1000) for t in range(1, 101)]
     assert cohorts[0] != cohorts[1]
     assert cohorts[0] != second.sample(1, 1000)
     # 100,000 draws: five standard deviations
     assert sum(map(len, cohorts)) == pytest.approx(10_000, abs=5 * 95)
-    with pytest.raises(ConfigError, match=r"strategy\.sampler\.seed=None"):
-        FixedSizeSampler(0.1, seed=None)
+    with pytest.raises(ConfigError, match=r"strategy\.sampler\.seed="):
+        FixedSizeSampler(participation=0.1, seed=None)
 
 
 def test_schedules_by_hand():
     assert Constant()(7, 10) == 1.0
-    assert ExponentialDecay(0.5)(3, 10) == 0.25
+    assert ExponentialDecay(decay=0.5)(3, 10) == 0.25
     assert [Cosine()(t, 4) for t in (1, 3)] == pytest.approx([1.0, 0.5])
     assert Cosine(floor=0.2)(5, 4) == pytest.approx(0.2)
     # .55 * 100 is 55.00000000000001
-    assert [MultiStep((0.55,), 0.1)(t, 100) for t in (55, 56)] == [1.0, 0.1]
-    stepped = [MultiStep((0.5, 0.75), 0.1)(t, 8) for t in (4, 5, 6, 7)]
+    assert [MultiStep(milestones=(0.55,), decay=0.1)(t, 100) for t in (55, 56)] == [1.0, 0.1]
+    stepped = [MultiStep(milestones=(0.5, 0.75), decay=0.1)(t, 8) for t in (4, 5, 6, 7)]
     assert stepped == pytest.approx([1.0, 0.1, 0.1, 0.01])
 
 

@@ -9,21 +9,24 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.average import MaskedMean
+from fedhet.strategies.average import Average, MaskedMean
 from fedhet.strategies.base import Reply
 from fedhet.strategies.fusion.layer_chain import read_chain, reordered
-from fedhet.strategies.fusion.neuron_alignment import Alignment, transport
+from fedhet.strategies.fusion.neuron_alignment import NeuronAlignment, transport
+from fedhet.strategies.fusion.projected_layers import Projections
 from fedhet.strategies.fusion.projections import ProjectionClient
-from fedhet.strategies.maecho import HarmonizedOptima, Released
+from fedhet.strategies.maecho import MAEcho
 from fedhet.strategies.otfusion import OTFusion
-from fedhet.strategies.regmean import RegressionMean
+from fedhet.strategies.regmean import RegMean, RegressionMean
 from fedhet.tasks.models import build_model
 from tests.strategies.fusion.test_layer_chain import any_orders, normalised, tensors
 from tests.strategies.fusion.test_projections import draw, sent_by
+from tests.strategies.sides import client_side
 
 INPUTS = {"mlp": (1, 6, 6), "feddw_cnn": (3, 20, 20), "normalised": (3, 32, 32)}
-FUSIONS = [MaskedMean(), HarmonizedOptima(iterations=20), RegressionMean()]
-FUSIONS += [HarmonizedOptima(Released(0.05, normalise=True), iterations=20)]
+METHODS = [Average(), MAEcho(iterations=20), RegMean()]
+METHODS += [MAEcho(step=0.05, normalise=True, iterations=20)]
+FUSIONS = [one.parts().aggregator for one in METHODS]
 
 
 def model_of(kind: str, seed: int) -> nn.Module:
@@ -90,19 +93,19 @@ def test_a_bias_tells_rows_apart():
     moved = reordered(read_chain(params), params, [torch.tensor([2, 0, 3, 1])])
     replies = [Reply(i, 1, 1, 0.1, update) for i, update in enumerate((params, moved))]
     zero = {name: torch.zeros_like(value) for name, value in params.items()}
-    assert difference(Alignment()(zero, replies)[1].update, params) == 0
+    assert difference(NeuronAlignment()(zero, replies)[1].update, params) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_permuting_a_client_s_neurons_changes_nothing(fusion):
-    side = ProjectionClient(rank=8)
+    side = client_side(Projections, rank=8)
     x, replies = replies_of("mlp", [model_of("mlp", seed) for seed in (1, 2, 3)], side)
-    expected = fused(fusion, x, Alignment()(x, replies))
+    expected = fused(fusion, x, NeuronAlignment()(x, replies))
     others = [permuted(model_of("mlp", seed), seed) for seed in (2, 3)]
     _, moved = replies_of("mlp", [model_of("mlp", 1), *others], side)
     rounding = 2e-4 if isinstance(fusion, RegressionMean) else 1e-5  # it inverts small eigenvalues
-    assert difference(fused(fusion, x, Alignment()(x, moved)), expected) < rounding
+    assert difference(fused(fusion, x, NeuronAlignment()(x, moved)), expected) < rounding
     assert difference(fused(fusion, x, moved), expected) > 1e-3  # but for the alignment it does
 
 
@@ -110,14 +113,14 @@ def test_permuting_a_client_s_neurons_changes_nothing(fusion):
 @pytest.mark.parametrize("fusion", FUSIONS[:2])
 @pytest.mark.parametrize("kind", ["feddw_cnn", "normalised"])
 def test_permuting_all_clients_gives_what_computes_the_same(kind, fusion):
-    side, inputs, answers = ProjectionClient(rank=8), draw(4, *INPUTS[kind], seed=99), []
+    side, inputs, answers = client_side(Projections, rank=8), draw(4, *INPUTS[kind], seed=99), []
     for seeds in ((), (7, 8, 9)):
         models = [model_of(kind, seed) for seed in (1, 2, 3)]
         for model, seed in zip(models, seeds, strict=False):
             permuted(model, seed)
         x, replies = replies_of(kind, models, side)
         model = models[0].eval()
-        model.load_state_dict(fused(fusion, x, Alignment()(x, replies)))
+        model.load_state_dict(fused(fusion, x, NeuronAlignment()(x, replies)))
         answers.append(model(inputs)[1])
     torch.testing.assert_close(*answers, atol=1e-4, rtol=1e-4)
 
@@ -126,10 +129,10 @@ def test_permuting_all_clients_gives_what_computes_the_same(kind, fusion):
 @pytest.mark.parametrize("kind", ["mlp", "feddw_cnn"])
 def test_projections_are_those_of_the_aligned_network(kind):
     """P' = T^T P T is what a pass of the client's data through its aligned network would give."""
-    side = ProjectionClient(rank=8, z=3.0)
+    side = client_side(Projections, rank=8, z=3.0)
     models = [model_of(kind, seed) for seed in (1, 2)]
     x, replies = replies_of(kind, models, side)
-    aligned = Alignment()(x, replies)
+    aligned = NeuronAlignment()(x, replies)
     update = aligned[1].update
     models[1].load_state_dict({name: x[name] + update[name] for name in x})
     again = sent_by(side, models[1], draw(12, *INPUTS[kind], seed=11))["projections"]
@@ -144,14 +147,14 @@ def test_payloads_by_parameter_are_refused_and_a_missing_pot_names_the_extra(mon
     params = tensors(model_of("mlp", 1))
     reply = Reply(0, 1, 1, 0.1, params, {"control_variate_delta": params})
     with pytest.raises(ConfigError, match="control_variate_delta for each parameter"):
-        Alignment()(params, [reply, reply])
+        NeuronAlignment()(params, [reply, reply])
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install '\.\[fusion\]'"):
-        Alignment()
+        NeuronAlignment()
 
 
 def test_the_flower_strategy_is_the_recipe():
     strategy = OTFusion()
     step = strategy.server_step
-    assert (type(step.aggregator), *map(type, step.transforms)) == (MaskedMean, Alignment)
+    assert (type(step.aggregator), *map(type, step.transforms)) == (MaskedMean, NeuronAlignment)
     assert set(strategy.client_sides) == {"chain", "class_counts"}

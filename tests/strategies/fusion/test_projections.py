@@ -9,11 +9,11 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.fusion import input_statistics as statistics
-from fedhet.strategies.fusion.projected_layers import ProjectionServer, spectrum_of
+from fedhet.strategies.fusion.projected_layers import Projections, spectrum_of
 from fedhet.strategies.fusion.projection_steps import Inputs
 from fedhet.strategies.fusion.projections import ProjectionClient
 from tests.federation import TensorBatches
-from tests.strategies.sides import check_side
+from tests.strategies.sides import check_side, client_side, server_side
 
 SUMMARY = LocalSummary(num_examples=1, num_steps=1, lr_sum=0.1)
 
@@ -87,7 +87,7 @@ def test_mean_rows_are_patches_of_the_mean_image_at_stride_2_without_padding():
 def test_the_ridge_form_is_its_formula_in_every_layer(bias, z):
     """P = X^T (X X^T + n z m I)^-1 X, m the mean eigenvalue of X^T X / n."""
     model, inputs = Small(bias).eval(), draw(9, 2, 5, 5)
-    found = sent_by(ProjectionClient(z=z), model, inputs)
+    found = sent_by(client_side(Projections, z=z), model, inputs)
     expected = {
         "body.0.weight": statistics.rows_of(model.body[0], inputs),
         "body.3.weight": model.body[:3](inputs),
@@ -125,7 +125,7 @@ def test_the_damped_projector_without_damping_and_by_hand():
 def test_the_damped_form_at_a_client():
     """One batch of all examples: a step for its mean, for the convolution one for each patch."""
     model, inputs = Small(bias=False).eval(), draw(9, 2, 5, 5)
-    found = sent_by(ProjectionClient(form="damped"), model, inputs)["projections"]
+    found = sent_by(client_side(Projections, form="damped"), model, inputs)["projections"]
     mean = model.body[:3](inputs).mean(0)
     expected = 0.5 * torch.outer(mean, mean) / (0.01**0.8 + mean @ mean)
     factors = found["body.3.weight"]
@@ -175,13 +175,13 @@ def test_a_sketch_of_low_rank_rows_is_exact():
 
 def test_wide_layers_are_sketched_and_each_layer_may_have_a_rank():
     model, inputs = Small(), draw(40, 2, 5, 5)
-    sides = ProjectionClient(rank=8, sketch_above=20), ProjectionClient(rank=8)
+    sides = client_side(Projections, rank=8, sketch_above=20), client_side(Projections, rank=8)
     wide, exact = (sent_by(side, model, inputs)["projections"] for side in sides)
     assert wide["body.3.weight"].shape == (27, 8)
     sketched, whole = (f["body.3.weight"] @ f["body.3.weight"].T for f in (wide, exact))
     assert 0 < (sketched - whole).norm() < 0.5 * whole.norm()
     assert torch.equal(wide["body.0.weight"], exact["body.0.weight"])  # 19 wide: as it is
-    ranked = sent_by(ProjectionClient(rank=[2, None, 3]), model, inputs)["projections"]
+    ranked = sent_by(client_side(Projections, rank=[2, None, 3]), model, inputs)["projections"]
     widths = {name: values.shape[1] for name, values in ranked.items()}
     assert widths.pop("body.3.weight") > 3  # null: by energy
     assert widths == {"body.0.weight": 2, "head.weight": 3}
@@ -190,26 +190,32 @@ def test_wide_layers_are_sketched_and_each_layer_may_have_a_rank():
 @pytest.mark.parametrize(
     ("side", "why"),
     [
-        (ProjectionClient(rank=[8, None, 8], sketch_above=20), r"body\.3\.weight has 27 inputs"),
-        (ProjectionClient(rank=[2, 2]), r"rank=\[2, 2\] has 2 numbers, but the model has 3"),
-        (ProjectionClient(sketch_above=20), r"strategy\.projections\.rank"),
-        (ProjectionClient(form="damped", rank=2, sketch_above=20), "form=ridge"),
+        (
+            client_side(Projections, rank=[8, None, 8], sketch_above=20),
+            r"body\.3\.weight has 27 inputs",
+        ),
+        (
+            client_side(Projections, rank=[2, 2]),
+            r"rank=\[2, 2\] has 2 numbers, but the model has 3",
+        ),
+        (client_side(Projections, sketch_above=20), r"strategy\.projections\.rank"),
+        (client_side(Projections, form="damped", rank=2, sketch_above=20), "form=ridge"),
     ],
 )
 def test_what_cannot_be_projected_is_refused_before_round_1(side, why):
-    check_side(ProjectionClient(rank=[None, 8, None], sketch_above=20), Small(), SGD())
-    check_side(ProjectionClient(rank=2, sketch_above=20), Small(), SGD())
+    check_side(client_side(Projections, rank=[None, 8, None], sketch_above=20), Small(), SGD())
+    check_side(client_side(Projections, rank=2, sketch_above=20), Small(), SGD())
     with pytest.raises(ConfigError, match=why):
         check_side(side, Small(), SGD())
     with pytest.raises(ConfigError, match=r"0\.weight has 2 groups"):
-        check_side(ProjectionClient(), nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), SGD())
+        check_side(client_side(Projections), nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), SGD())
     reflecting = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
     with pytest.raises(ConfigError, match="padding_mode='reflect'"):
-        check_side(ProjectionClient(), nn.Sequential(reflecting), SGD())
+        check_side(client_side(Projections), nn.Sequential(reflecting), SGD())
     half = nn.Sequential(nn.Linear(4, 4))
     half[0].bias.requires_grad_(False)
     with pytest.raises(ConfigError, match=r"0\.bias is not trained"):
-        ProjectionClient().check(half, SGD(), ["0.weight"])
+        client_side(Projections).check(half, SGD(), ["0.weight"])
 
 
 @pytest.mark.parametrize(
@@ -218,7 +224,7 @@ def test_what_cannot_be_projected_is_refused_before_round_1(side, why):
 )
 def test_values_out_of_range_name_their_key(name, value):
     with pytest.raises(ConfigError, match=rf"strategy\.projections\.{name}"):
-        ProjectionClient(**{name: value})
+        client_side(Projections, **{name: value})
 
 
 def replied(projection: torch.Tensor, scale: float = 1.0) -> Reply:
@@ -243,7 +249,7 @@ def replied(projection: torch.Tensor, scale: float = 1.0) -> Reply:
 def test_projections_with_too_many_columns_or_wrong_eigenvalues_and_class_counts_are_refused(
     projection, why
 ):
-    server, good = ProjectionServer(), torch.eye(4)[:, :2]
+    server, good = server_side(Projections), torch.eye(4)[:, :2]
     server.init({"body.weight": torch.zeros(3, 4), "head.weight": torch.zeros(2, 3)})
     server.check(replied(good))
     with pytest.raises(RefusedReplyError, match=why):
@@ -264,7 +270,7 @@ def test_projections_with_too_many_columns_or_wrong_eigenvalues_and_class_counts
     ],
 )
 def test_scales_that_no_client_of_the_form_has_are_refused(form, scale, valid):
-    server = ProjectionServer(form)
+    server = server_side(Projections, form=form)
     server.init({"body.weight": torch.zeros(3, 4), "head.weight": torch.zeros(2, 3)})
     reply = replied(torch.eye(4)[:, :2], scale)
     reply.payloads["projection_scales"]["body.weight"] *= form == "ridge"
@@ -280,7 +286,7 @@ def test_a_layer_without_inputs_or_calls_has_a_scale_above_zero_and_no_projectio
     sketch = statistics.SketchedMoment(3, 2, torch.Generator(), torch.device("cpu"))
     for statistic in (statistics.SecondMoment(3, torch.device("cpu")), sketch):
         statistic.add(inputs)
-        factor, scale = ProjectionClient(z=z)._projection(statistic, 2)
+        factor, scale = client_side(Projections, z=z)._projection(statistic, 2)
         assert scale > 0.0
         assert not factor.any()
 

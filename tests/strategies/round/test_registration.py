@@ -9,24 +9,26 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 
 from fedhet.strategies.fedavg import FedAvg
-from fedhet.strategies.round.records import METRICS, config_of, to_metrics
+from fedhet.strategies.round.availability import ClientAvailability
+from fedhet.strategies.round.evaluation import valid_evaluations
 from fedhet.strategies.round.registration import (
     FROZEN_MODEL,
-    ClientAvailability,
     ClientRegistry,
     FederationConfig,
     register_clients,
-    valid_evaluations,
 )
+from fedhet.strategies.wire.records import METRICS, config_of, to_metrics
 from tests.federation import InProcessGrid, lost, node_info
 from tests.strategies.round.test_round import run
+from tests.strategies.sides import built
 
 registration = "fedhet.strategies.round.registration"
+availability = "fedhet.strategies.round.availability"
 
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch):
-    monkeypatch.setattr(f"{registration}._WAIT_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(f"{availability}._WAIT_POLL_SECONDS", 0.05)
     monkeypatch.setattr(f"{registration}._POLL_SECONDS", 0.02)
 
 
@@ -324,7 +326,7 @@ def connect(monkeypatch, strategy: FedAvg, nodes: Callable[[list[int]], list[int
         return nodes(looks)
 
     monkeypatch.setattr(InProcessGrid, "get_node_ids", get_node_ids)
-    monkeypatch.setattr(f"{registration}._WAIT_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(f"{availability}._WAIT_POLL_SECONDS", 0.0)
     return looks
 
 
@@ -338,12 +340,12 @@ def test_a_client_that_is_gone_is_not_sampled_and_is_reported_as_absent(monkeypa
 
 
 def test_a_round_waits_for_min_replies_clients_until_the_timeout(monkeypatch):
-    waiting = FedAvg(federation=FederationConfig(3, min_replies=2))
+    waiting = built(FedAvg, federation=FederationConfig(3, min_replies=2))
     looks = connect(monkeypatch, waiting, lambda looks: ALL[: 1 if looks.count(1) in WAIT else 3])
     _, reports = run(waiting, rounds=2)
     assert list(reports[2].clients) == [0, 1, 2]
     assert looks == [0, 0, 1, 1, 1, 1, 1]
-    ending = FedAvg(federation=FederationConfig(min_replies=3, connect_timeout_seconds=0.05))
+    ending = built(FedAvg, federation=FederationConfig(min_replies=3, connect_timeout_seconds=0.05))
     connect(monkeypatch, ending, lambda looks: WITHOUT_1 if looks[-1] else ALL)
     with pytest.raises(TimeoutError, match=r"min_replies=3, but only 2 of 3 clients are connected"):
         run(ending, rounds=2)

@@ -18,22 +18,22 @@ from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.server_optimizers import SGD
-from fedhet.strategies.fedala import FedALAClient
-from fedhet.strategies.fedavg import FedAdam, FedAvg, FedAvgM
-from fedhet.strategies.fedbuff import FedAsync, FedBuff
+from fedhet.strategies.fedala import FedALA
+from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.feddyn import FedDyn
+from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fednova import FedNova, FedNovaClient, FedNovaServer, NormalizedMean
 from fedhet.strategies.fedpvr import FedPVR
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.robust.coordinates import Median
-from fedhet.strategies.round.client_versions import ClientVersions
-from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.records import count_bytes, to_record, to_tensors
+from fedhet.strategies.modes.robust.coordinates import Median
+from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.scaffold import SCAFFOLD
+from fedhet.strategies.wire.client_versions import ClientVersions
+from fedhet.strategies.wire.records import count_bytes, to_record, to_tensors
 from tests.federation import Regression, TensorBatches, federate, lost
 from tests.strategies import test_closed_forms as closed_forms
+from tests.strategies.sides import built, client_side
 
 OPTIONS = LocalTrainingConfig(batch_size=4, epochs=1)
 TYPES = [torch.float16, torch.float32, torch.float64, torch.uint8, torch.int64, torch.bool]
@@ -122,14 +122,14 @@ def test_a_bad_or_lost_reply_has_a_reason_and_the_round_goes_on(tamper, reason):
 
 
 def test_too_few_replies_leave_the_model_as_it_was_and_end_the_run_if_repeated():
-    strategy = FedAvg(federation=FederationConfig(min_replies=2, max_failed_rounds=2))
+    strategy = built(FedAvg, federation=FederationConfig(min_replies=2, max_failed_rounds=2))
     params, reports = run(strategy, rounds=1, tamper=without(1, 2))
     assert torch.equal(params["head.weight"], torch.zeros(1, 2, dtype=torch.float64))
     assert len(reports[1].failures) == 2
     federation = FederationConfig(max_failed_rounds=2)
     with pytest.raises(RuntimeError, match=r"2 rounds in a row.*min_replies=1.*client 0: no reply"):
-        run(FedAvg(federation=federation), tamper=without(0, 1, 2))
-    strategy, lose = FedAvg(federation=federation), without(0, 1, 2)
+        run(built(FedAvg, federation=federation), tamper=without(0, 1, 2))
+    strategy, lose = built(FedAvg, federation=federation), without(0, 1, 2)
     _, reports = run(  # one in a row, twice
         strategy,
         rounds=3,
@@ -144,11 +144,11 @@ def test_the_round_that_ends_a_run_is_reported_and_a_resumed_run_has_all_its_cha
     def report_of(report, arrays):
         seen.append((report.round, len(report.failures), report.fatal is None))
 
-    first = FedAvg(federation=federation)
+    first = built(FedAvg, federation=federation)
     with pytest.raises(RuntimeError, match="2 rounds in a row"):
         run(first, rounds=9, tamper=without(0, 1, 2), on_round=report_of)
     assert seen == [(0, 0, True), (1, 3, True), (2, 3, False)]
-    second = FedAvg(federation=federation)
+    second = built(FedAvg, federation=federation)
     second.restore(first.snapshot())
     with pytest.raises(RuntimeError, match="2 rounds in a row"):
         run(second, rounds=9, tamper=without(0, 1, 2), on_round=report_of)
@@ -166,7 +166,7 @@ def test_a_strategy_goes_on_after_its_last_round_and_does_not_run_one_again():
 
 def test_failed_rounds_count_in_a_row():
     """Rounds 1 and 3 have too few replies."""
-    strategy = FedAvg(federation=FederationConfig(min_replies=2, max_failed_rounds=2))
+    strategy = built(FedAvg, federation=FederationConfig(min_replies=2, max_failed_rounds=2))
 
     def tamper(reply: Message) -> Message | None:
         return reply if strategy.state.round == 1 else without(1, 2)(reply)
@@ -187,7 +187,7 @@ def test_a_run_has_diverged_if_most_of_its_clients_have(lost, error):
 
     federation = FederationConfig(min_replies=3, max_failed_rounds=1)
     with pytest.raises(error, match=r"1 rounds in a row.*holds NaN or Inf"):
-        run(FedAvg(federation=federation), rounds=1, tamper=tamper)
+        run(built(FedAvg, federation=federation), rounds=1, tamper=tamper)
 
 
 def test_a_client_keeps_the_states_of_the_last_two_checkpoints():
@@ -208,21 +208,21 @@ def folders(path, count: int, store=FolderStateStore) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("store", [lambda *_: ContextStateStore(RecordDict()), FolderStateStore])
 def test_a_lost_reply_does_not_move_the_client_state(store, tmp_path):
-    strategy = SCAFFOLD(local_lr=0.1)
+    strategy = built(SCAFFOLD, local_lr=0.1)
 
     def tamper(reply: Message) -> Message | None:
         return without(1)(reply) if strategy.state.round == 1 else reply
 
     found, _ = run(strategy, rounds=4, stores=folders(tmp_path / "lost", 3, store), tamper=tamper)
-    absent = SCAFFOLD(local_lr=0.1, sampler=closed_forms.Listed([0, 1, 2], [0, 2]))
+    absent = built(SCAFFOLD, local_lr=0.1, sampler=closed_forms.Listed([0, 1, 2], [0, 2]))
     expected, _ = run(absent, rounds=4, stores=folders(tmp_path / "absent", 3))
     assert torch.equal(found["head.weight"], expected["head.weight"])
 
 
 @pytest.mark.slow
 def test_resume_from_an_older_checkpoint_equals_the_uninterrupted_run(tmp_path):
-    half, saved = FixedSizeSampler(0.5, seed=3), {}
-    first, second, third = (SCAFFOLD(local_lr=0.1, sampler=half) for _ in range(3))
+    half, saved = FixedSizeSampler(participation=0.5, seed=3), {}
+    first, second, third = (built(SCAFFOLD, local_lr=0.1, sampler=half) for _ in range(3))
     whole, _ = run(third, rounds=8, count=4, stores=folders(tmp_path / "whole", 4))
 
     def until_five(report, arrays):
@@ -242,7 +242,7 @@ def test_resume_from_an_older_checkpoint_equals_the_uninterrupted_run(tmp_path):
 
 def test_states_that_a_resumed_run_cannot_have_are_no_fault_of_the_clients():
     """They were in the Context of the Flower run before; a later loss is one."""
-    first, second = SCAFFOLD(local_lr=0.1), SCAFFOLD(local_lr=0.1)
+    first, second = built(SCAFFOLD, local_lr=0.1), built(SCAFFOLD, local_lr=0.1)
     run(first, rounds=2)
     second.restore(first.snapshot())
 
@@ -291,7 +291,7 @@ class Normed(Regression):
 def test_batchnorm_statistics_are_averaged_by_examples_and_counters_stay():
     """Buffers skip the server optimiser: eta_g = 2 moves the weights twice as far, not them."""
     datasets, options = uneven(), LocalTrainingConfig(batch_size=8, epochs=1)
-    strategy = FedAvg(buffers=BUFFERS, server_optimizer=SGD(lr=2.0), local_lr=0.1)
+    strategy = built(FedAvg, buffers=BUFFERS, server_optimizer=SGD(lr=2.0), local_lr=0.1)
     params, _ = federate(strategy, datasets, model=Normed, rounds=1, options=options)
     assert "norm.num_batches_tracked" not in params
     mean = torch.cat([data.inputs for data in datasets]).mean(0)
@@ -331,13 +331,13 @@ def test_sides_that_do_not_fit_are_refused(clients, servers, message):
     parts = ("client_sides", clients), ("server_sides", servers)
     sides = {part: {str(n): side() for n, side in enumerate(some)} for part, some in parts}
     with pytest.raises(ConfigError, match=message):
-        FederatedStrategy(**sides)
+        built(**sides)
     if Corrector in clients:
-        FederatedStrategy(**sides, allow_stacked_corrections=True)
+        built(**sides, allow_stacked_corrections=True)
 
 
 def test_a_message_tells_round_rate_state_version_and_outlives_the_round_by_an_hour():
-    strategy = SCAFFOLD(local_lr=0.5, schedule=lambda round, num_rounds: round / num_rounds)
+    strategy = built(SCAFFOLD, local_lr=0.5, schedule=lambda round, num_rounds: round / num_rounds)
     run(strategy, rounds=2)
     arrays = to_record({"head.weight": torch.zeros(1, 2)})
     config = ConfigRecord({"extra": 1, "num-rounds": 4, "timeout-seconds": 77.0})
@@ -372,7 +372,7 @@ class Drawing(FixedSizeSampler):
 @pytest.mark.parametrize("drawn", [[0, 0], [-1], [0, 7], [0.5], ["0"]])
 def test_what_a_sampler_draws_is_checked(drawn):
     with pytest.raises(ConfigError, match=r"Drawing drew .*different whole numbers from 0 to 2"):
-        run(FedAvg(sampler=Drawing(drawn)), rounds=1)
+        run(built(FedAvg, sampler=Drawing(drawn)), rounds=1)
 
 
 class Wrong(WeightedMean):
@@ -403,7 +403,7 @@ class Wrong(WeightedMean):
 )
 def test_what_an_aggregator_gives_is_checked(change, message):
     with pytest.raises(ConfigError, match=message):
-        run(FederatedStrategy(aggregator=Wrong(change)), rounds=1)
+        run(built(aggregator=Wrong(change)), rounds=1)
 
 
 def test_a_slot_may_compute_in_float64_and_the_model_keeps_its_type():
@@ -411,7 +411,7 @@ def test_a_slot_may_compute_in_float64_and_the_model_keeps_its_type():
     single = [TensorBatches(one.inputs.float(), one.labels.float()) for one in clients()]
     found = []
     for aggregator in (WeightedMean(), wide):
-        strategy = FederatedStrategy(aggregator=aggregator)
+        strategy = built(aggregator=aggregator)
         params, reports = run(strategy, single, model=lambda: Regression(2).float())
         assert {value.dtype for value in params.values()} == {torch.float32}
         assert [report.bytes_down for report in reports[1:]] == [reports[1].bytes_down] * 3
@@ -423,7 +423,7 @@ def test_a_weighting_that_there_is_not_is_refused():
     with pytest.raises(
         ConfigError, match=r"Wrong\.weighting='example' is unknown; allowed: clients"
     ):
-        run(FederatedStrategy(aggregator=Wrong(lambda delta: delta, "example")), rounds=1)
+        run(built(aggregator=Wrong(lambda delta: delta, "example")), rounds=1)
 
 
 class Reordering:
@@ -433,19 +433,25 @@ class Reordering:
 
 
 def fedala_with_fednova() -> FederatedStrategy:
-    return FederatedStrategy(
-        client_sides={"fedala": FedALAClient(), "fednova": FedNovaClient()},
+    return built(
+        client_sides={"fedala": client_side(FedALA), "fednova": FedNovaClient()},
         server_sides={"fednova": FedNovaServer()},
         aggregator=NormalizedMean(),
     )
 
 
+REORDERED = {"reordering": Reordering()}
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (partial(FedDyn, transforms=[Reordering()]), "FedDynServer adds up .* Reordering cannot"),
-        (partial(FedPVR, transforms=[Reordering()]), "control_variate_delta for each parameter"),
-        (fedala_with_fednova, "NormalizedMean divides updates by their steps, and with fedala"),
+        (lambda: built(FedDyn, transforms=REORDERED), "transforms Reordering .* FedDynServer"),
+        (
+            lambda: built(FedPVR, transforms=REORDERED),
+            "Reordering .* control_variate_delta",
+        ),
+        (fedala_with_fednova, "aggregator NormalizedMean .* fedala"),
     ],
 )
 def test_an_aggregation_that_does_not_mean_what_clients_mean_is_refused(build, message):
@@ -473,13 +479,13 @@ def test_a_payload_of_its_own_for_every_client():
 
     datasets, seen = clients(4), {}
     sides = {"client_sides": {"x": Listener()}, "server_sides": {"x": Personal()}}
-    run(FederatedStrategy(**sides), datasets, rounds=1)
+    run(built(**sides), datasets, rounds=1)
     assert [seen[id(data)] for data in datasets] == [0, 1, 2, 3]
 
 
 def test_evaluation_at_the_clients_is_the_mean_over_their_examples():
     datasets = uneven()
-    params, reports = run(FedAvg(evaluate_on_clients=True, local_lr=0.1), datasets, rounds=1)
+    params, reports = run(built(FedAvg, evaluate_on_clients=True, local_lr=0.1), datasets, rounds=1)
     errors = [d.inputs @ params["head.weight"][0] - d.labels for d in datasets]
     expected = 0.5 * float(torch.cat(errors).square().mean())
     assert reports[1].client_evaluation["loss"] == pytest.approx(expected, rel=1e-6)
@@ -490,7 +496,7 @@ def test_a_lost_answer_to_an_evaluation_is_a_failure_of_the_round():
         of_client_1 = reply.metadata.src_node_id == 1001
         return None if of_client_1 and reply.metadata.message_type == "evaluate" else reply
 
-    strategy = FedAvg(evaluate_on_clients=True, local_lr=0.1)
+    strategy = built(FedAvg, evaluate_on_clients=True, local_lr=0.1)
     _, reports = run(strategy, uneven(), rounds=2, tamper=lose)
     assert [list(report.clients) for report in reports[1:]] == [[0, 1], [0, 1]]
     for report in reports[1:]:
@@ -506,7 +512,7 @@ def test_clients_without_held_out_examples_do_not_mix_their_training_ones_in():
             info["num-held-out"] = 7
         return reply
 
-    datasets, strategy = uneven(), FedAvg(evaluate_on_clients=True, local_lr=0.1)
+    datasets, strategy = uneven(), built(FedAvg, evaluate_on_clients=True, local_lr=0.1)
     params, reports = run(strategy, datasets, rounds=1, tamper=hold_out)
     errors = datasets[1].inputs @ params["head.weight"][0] - datasets[1].labels
     expected = 0.5 * float(errors.square().mean())
@@ -536,11 +542,12 @@ def stores(*losing: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "losing"), [(SCAFFOLD, [0]), (SCAFFOLD, [0, 1]), (partial(FedPVR, "all"), [1])]
+    ("method", "given", "losing"),
+    [(SCAFFOLD, {}, [0]), (SCAFFOLD, {}, [0, 1]), (FedPVR, {"layers": "all"}, [1])],
 )
-def test_control_variates_still_lead_to_the_optimum(method, losing, tmp_path):
+def test_control_variates_still_lead_to_the_optimum(method, given, losing, tmp_path):
     """A lost c_i that stayed in c would keep the model .65 to .92 from it."""
-    strategy = method(local_lr=0.05)
+    strategy = built(method, local_lr=0.05, **given)
     assert closed_forms.distance(strategy, 40, stores=stores(*losing)) < 1e-9
     assert strategy.state.restarted == RESTARTED
     checkpoint = Checkpoint({"w": torch.zeros(2)}, strategy.snapshot(), "recipe")
@@ -550,15 +557,17 @@ def test_control_variates_still_lead_to_the_optimum(method, losing, tmp_path):
 
 @pytest.mark.slow
 def test_partial_participation_restarts_every_client_once_and_drift_sums_restart():
-    strategy = SCAFFOLD(local_lr=0.04, sampler=FixedSizeSampler(0.5, seed=1))
+    strategy = built(SCAFFOLD, local_lr=0.04, sampler=FixedSizeSampler(participation=0.5, seed=1))
     assert closed_forms.distance(strategy, 80, stores=stores(0, 1)) < 1e-9
     assert strategy.state.restarted
-    assert closed_forms.distance(FedDyn(1.0, local_lr=0.05), 60, stores=stores(0)) < 1e-5
+    assert (
+        closed_forms.distance(built(FedDyn, alpha=1.0, local_lr=0.05), 60, stores=stores(0)) < 1e-5
+    )
 
 
 @pytest.mark.slow
 def test_a_secure_sum_reports_a_lost_state():
-    strategy = SCAFFOLD(local_lr=0.05, secure_aggregation=SecAggPlus(max_examples=50))
+    strategy = built(SCAFFOLD, local_lr=0.05, secure_aggregation=SecAggPlus(max_examples=50))
     clients = [*closed_forms.clients(), *closed_forms.clients()]  # three remain: fewer are no sum
     fresh = {client: ContextStateStore(RecordDict()) for client in (2, 3)}
     how = {
@@ -569,42 +578,23 @@ def test_a_secure_sum_reports_a_lost_state():
     assert strategy.state.restarted == RESTARTED
 
 
-@pytest.mark.parametrize("method", [FedAvg, partial(FedPVR, "none")])
-def test_a_method_without_client_state_restarts_nothing(method):
-    strategy = method(local_lr=0.05)
+@pytest.mark.parametrize(("method", "given"), [(FedAvg, {}), (FedPVR, {"layers": "none"})])
+def test_a_method_without_client_state_restarts_nothing(method, given):
+    strategy = built(method, local_lr=0.05, **given)
     closed_forms.distance(strategy, 5, stores=stores(0))
     assert strategy.state.restarted == {}
-
-
-def test_an_argument_that_a_method_has_not_is_named_with_its_class_and_the_nearest():
-    with pytest.raises(TypeError, match=r"FedPVR has no argument layer: did you mean layers\?; it"):
-        FedPVR(layer="foo")
-    with pytest.raises(TypeError, match="FedAvg has no argument mu; it takes client_sides"):
-        FedAvg(mu=0.1)
-
-    class Mine(FedPVR):
-        def __init__(self, weight: float, **slots):
-            super().__init__(**slots)
-
-    assert Mine(weight=0.5, layers="last:2").arguments == {"weight": 0.5, "layers": "last:2"}
-    with pytest.raises(TypeError, match="Mine has no argument wait: did you mean weight"):
-        Mine(wait=0.5)
 
 
 @pytest.mark.parametrize(
     ("method", "slot"),
     [
-        (FedAdam, "server_optimizer"),
-        (FedAvgM, "server_optimizer"),
         (FedExP, "aggregator"),
         (FedNova, "aggregator"),
         (FedDyn, "server_optimizer"),
         (FedDyn, "aggregator"),
-        (FedBuff, "asynchronous"),
-        (FedAsync, "asynchronous"),
     ],
 )
 def test_a_slot_that_makes_the_method_is_not_taken_and_then_dropped(method, slot):
-    given = {"server_optimizer": SGD(0.5), "aggregator": Median(), "asynchronous": None}[slot]
-    with pytest.raises(ConfigError, match=rf"^{method.__name__}\({slot}=.*leave {slot} out"):
-        method(**{slot: given})
+    given = {"server_optimizer": SGD(lr=0.5), "aggregator": Median()}[slot]
+    with pytest.raises(ConfigError, match=rf"{method.name}.*{slot}"):
+        built(method, **{slot: given})

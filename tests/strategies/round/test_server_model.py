@@ -10,12 +10,13 @@ from fedhet.server_app.assembly import server_model_of
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.fedavg import FedAvg
-from fedhet.strategies.round.records import to_tensors
 from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.wire.records import to_tensors
 from fedhet.tasks import build_task
 from tests.federation import Regression, federate
 from tests.recipes import TINY, overrides
 from tests.strategies.round.test_round import BUFFERS, OPTIONS, Normed, clients
+from tests.strategies.sides import built
 
 
 class Watching(WeightedMean):
@@ -53,7 +54,7 @@ def test_during_a_server_step_the_model_holds_the_tensors_that_were_sent():
             return super().configure_train(round, arrays, config, grid)
 
     task_model = ServerModel(model, (2,), 1)
-    run(Overwriting(aggregator=aggregator, server_model=task_model, local_lr=0.05), rounds=3)
+    run(built(Overwriting, aggregator=aggregator, server_model=task_model, local_lr=0.05), rounds=3)
     held = torch.stack([torch.stack(both) for both in aggregator.held])
     assert torch.equal(held, torch.stack([torch.stack([x, x]) for x in sent]))
     assert not torch.equal(sent[1], sent[2])
@@ -74,7 +75,7 @@ def test_a_clients_model_is_what_was_sent_plus_the_changes_of_weights_and_buffer
 
 def test_an_aggregator_may_move_buffers_itself():
     left, right = (
-        run(FedAvg(aggregator=one, buffers=BUFFERS, local_lr=0.05), model=Normed)
+        run(built(FedAvg, aggregator=one, buffers=BUFFERS, local_lr=0.05), model=Normed)
         for one in (Setting(), WeightedMean())
     )
     assert left.pop("norm.running_mean").tolist() == [1.0, 1.0]
@@ -84,10 +85,10 @@ def test_an_aggregator_may_move_buffers_itself():
 
 
 def test_parts_that_cannot_run_are_refused():
-    with pytest.raises(ConfigError, match=r"evaluation.clients=true.*Another.* test examples"):
-        FedAvg(output=Another(), evaluate_on_clients=True)
+    with pytest.raises(ConfigError, match=r"evaluation\.clients=true and strategy/output"):
+        built(FedAvg, output=Another(), evaluate_on_clients=True)
     with pytest.raises(ConfigError, match=r"aggregator Watching runs the model.*server_model=Serv"):
-        FedAvg(aggregator=Watching())
+        built(FedAvg, aggregator=Watching())
 
 
 def test_black_and_white_follow_the_tasks_normalisation():

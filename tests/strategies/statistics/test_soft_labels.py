@@ -12,18 +12,18 @@ from fedhet.strategies.statistics.class_means import COUNTS, MEANS, SUMS
 from fedhet.strategies.statistics.soft_labels import (
     SOFT_LABEL_SUMS,
     SOFT_LABELS,
-    SoftLabelClient,
+    SoftLabels,
     SoftLabelServer,
 )
 from tests.federation import TensorBatches
 from tests.strategies.labelled import Biasless, context_of, upload
-from tests.strategies.sides import total_of
+from tests.strategies.sides import client_side, server_side, total_of
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
 
 
 def server(classes: int = 2, **options) -> SoftLabelServer:
-    side = SoftLabelServer(**options)
+    side = server_side(SoftLabels, **options)
     side.init({"head.weight": torch.zeros(classes, 5)})
     return side
 
@@ -45,7 +45,7 @@ def test_a_client_sends_what_adding_up_one_example_at_a_time_gives():
     data = Unaugmented(torch.randn(1203, 4, generator=generator), labels, num_classes=3)
     model = Biasless().train()
     summary = LocalSummary(1203, 1, 0.1)
-    sent = SoftLabelClient().end(context_of(model, data), summary)[SOFT_LABEL_SUMS]
+    sent = client_side(SoftLabels).end(context_of(model, data), summary)[SOFT_LABEL_SUMS]
 
     hidden = model.body[0].double()(data.inputs.double()).clamp_min(0)
     exponentials = (hidden @ model.head.weight.double().T).exp().detach()
@@ -101,4 +101,4 @@ def test_three_rounds_by_hand_and_a_restored_server_goes_on_alike(options, expec
 
 def test_a_head_that_stays_at_the_clients_is_refused():
     with pytest.raises(ConfigError, match=r"'head\.weight'.*strategy\.personal"):
-        SoftLabelServer().init({"body.weight": torch.zeros(3, 2)})
+        server_side(SoftLabels).init({"body.weight": torch.zeros(3, 2)})

@@ -1,0 +1,63 @@
+"""FedNTD: preservation of the global knowledge by not-true distillation in federated learning.
+
+Lee, Jeong, Shin, Bae, Yun. NeurIPS 2022. https://arxiv.org/abs/2106.03097
+
+A client that sees few classes forgets the others. So what the local model says about the classes
+other than the example's own is held to what the received model says (eq. 3 to 5):
+
+    L(y) = CE(y) + beta KL(q_x || q_y)
+    q    = softmax of the logits without the true class's, over tau
+
+q_x is of the received model, in eval mode, q_y of the local model; KL is the mean over the batch.
+beta = 0 is FedAvg. The paper has beta = 1 and tau = 1. Where the released code differs: it
+multiplies the divergence by tau^2, as distillation does, which is 1 at the paper's tau.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax, one_hot
+
+from fedhet.common.kinds import NotNegative, Positive
+from fedhet.strategies.base import ClientSide, Step
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
+
+
+class FedNTDClient(ClientSide):
+    """Holds the outputs for the classes that are not the true one to the received model's."""
+
+    by_class = True
+
+    def __init__(self, beta: float, tau: float) -> None:
+        self.beta, self.tau = beta, tau
+
+    def penalty(self, step: Step) -> Tensor | None:
+        """Return beta KL(q_x || q_y), a scalar; None at beta = 0."""
+        if self.beta == 0.0:
+            return None
+        with torch.no_grad():
+            _, logits = step.context.global_model(step.inputs)
+        received, local = (self._not_true(one, step.labels) for one in (logits, step.logits))
+        return self.beta * kl_div(local, received, reduction="batchmean", log_target=True)
+
+    def _not_true(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return log q (B, C - 1) of logits (B, C)."""
+        others = one_hot(labels, logits.shape[1]) == 0
+        return log_softmax(logits[others].view(len(labels), -1) / self.tau, dim=1)
+
+
+class FedNTD(Method):
+    """FedNTD (Lee et al. 2022): keeps what the received model says about the classes that are not
+    the example's own, which clients with few classes forget; against label skew.
+    """
+
+    beta: NotNegative = 1.0
+    """weight of the divergence; 0 is FedAvg"""
+    tau: Positive = 1.0
+    """temperature of the outputs"""
+
+    def parts(self) -> Parts:
+        """Add the divergence at the clients."""
+        return Parts(client_sides={"fedntd": FedNTDClient(self.beta, self.tau)})

@@ -1,0 +1,1 @@
+"""How a round differs: asynchronous, secure, private, compressed, robust, simulated."""

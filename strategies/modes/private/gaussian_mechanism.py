@@ -1,0 +1,150 @@
+"""The Gaussian mechanism for sums and counts by class, and its privacy accountant.
+
+Dwork and Roth 2014; clipping: Abadi et al., Deep Learning with Differential Privacy, CCS 2016,
+https://arxiv.org/abs/1607.00133. An example adds a vector v, clipped to ||v|| <= S, to the sums of
+its class and 1 to the count. Adding or removing one example of a client, with the same model, moves
+the upload (sums, counts) by at most
+
+    Delta = sqrt(S^2 + 1),  so N(0, (z Delta)^2) is added to every number, z the noise multiplier
+
+T uploads of a client compose; Opacus' PRV accountant gives epsilon for delta. Every upload counts
+as if the same example were in each: the server knows who took part, so sampling amplifies nothing.
+
+The mechanism covers what the sums and counts reveal beyond the model they were computed with. It
+does not cover the model update beside them: that takes DP-SGD. The noise comes from the operating
+system. With ``reproducible_noise`` it follows from the run's seed, and whoever knows that, as the
+server does, can draw it again and subtract it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.modes.private.seeded_rng import hidden_noise
+
+if TYPE_CHECKING:
+    from opacus.accountants import IAccountant
+
+_HOPELESS = 60.0  # above this epsilon the tight accountant takes gigabytes for nothing
+
+
+@dataclass(frozen=True)
+class GaussianMechanism:
+    """Clips what an example adds, and adds noise to the sums and counts.
+
+    Attributes:
+        noise_multiplier: z; 0: neither clipping nor noise.
+        clip: S, the largest L2 norm of an example's vector (at most 1 for a soft label).
+        delta: epsilon is reported for it.
+        reproducible_noise: draw the noise from the run's seed, so that the run can be repeated to
+            the bit; it then hides nothing from those who know the seed.
+    """
+
+    noise_multiplier: float
+    clip: float
+    delta: float
+    reproducible_noise: bool
+
+    @property
+    def active(self) -> bool:
+        """Whether the mechanism adds noise."""
+        return self.noise_multiplier > 0
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise on every number that one client sends."""
+        return self.noise_multiplier * math.hypot(self.clip, 1.0)
+
+    def clipped(self, vectors: Tensor) -> Tensor:
+        """Return the rows (B, d), shortened to at most ``clip``."""
+        return vectors.renorm(2, 0, self.clip) if self.active else vectors
+
+    def noised(self, values: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the values plus noise drawn on the CPU."""
+        if not self.active:
+            return values
+        if self.reproducible_noise:
+            drawn = torch.randn(values.shape, generator=generator, dtype=values.dtype)
+        else:
+            drawn = torch.from_numpy(hidden_noise(1.0, tuple(values.shape))).to(values.dtype)
+        return values + self.noise * drawn.to(values.device)
+
+    def epsilon(self, uploads: int) -> float:
+        """Return epsilon for ``delta`` after this many uploads of one client."""
+        return epsilon_of(self.noise_multiplier, uploads, self.delta, "strategy.soft_labels")
+
+
+class Uploads(dict[int, int]):
+    """How often each client was asked to upload; requests without a reply count, too."""
+
+    def add(self, client_id: int) -> None:
+        """Count one more request."""
+        self[client_id] = self.get(client_id, 0) + 1
+
+    @property
+    def most(self) -> int:
+        """The largest count of any client."""
+        return max(self.values(), default=0)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the counts as tensors, for a checkpoint."""
+        clients = sorted(self)
+        return {
+            "clients": torch.tensor(clients, dtype=torch.int64),
+            "uploads": torch.tensor([self[client] for client in clients], dtype=torch.int64),
+        }
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> Uploads:
+        """Return the counts that :meth:`tensors` wrote."""
+        return cls(zip(tensors["clients"].tolist(), tensors["uploads"].tolist(), strict=True))
+
+
+@lru_cache
+def epsilon_of(
+    noise_multiplier: float, uploads: int, delta: float, key: str, rate: float = 1.0
+) -> float:
+    """Return epsilon for ``delta`` after composed Gaussian mechanisms.
+
+    Args:
+        noise_multiplier: z, the standard deviation of the noise over the sensitivity.
+        uploads: T, the number of mechanisms.
+        delta: of (epsilon, delta).
+        key: of the recipe, for the error if Opacus is not installed.
+        rate: Poisson sampling rate of what is protected, drawn anew each time.
+    """
+    if uploads == 0:
+        return 0.0
+    loose, tight = _accountants(key)
+    loose.history = tight.history = [(noise_multiplier, rate, uploads)]
+    # a sampling rate of 1 makes it take log 0, which it handles
+    with warnings.catch_warnings(action="ignore"), np.errstate(divide="ignore"):
+        bound = float(loose.get_epsilon(delta=delta))
+        if bound > _HOPELESS:
+            return bound
+        return max(0.0, float(tight.get_epsilon(delta=delta)))
+
+
+def _accountants(key: str) -> tuple[IAccountant, IAccountant]:
+    """Return a loose accountant (Renyi divergence) and a tight one (privacy loss distribution)."""
+    handlers = list(logging.root.handlers)
+    try:
+        from opacus.accountants import PRVAccountant, RDPAccountant
+    except ImportError as error:
+        raise ConfigError(
+            "noise needs an accountant: pip install -e '.[privacy]', or set "
+            f"{key}.noise_multiplier=0"
+        ) from error
+    logging.root.handlers = handlers  # Opacus adds one, which would print every line twice
+    return RDPAccountant(), PRVAccountant()

@@ -1,0 +1,1 @@
+"""Aggregation that a few hostile clients cannot steer."""

@@ -1,0 +1,71 @@
+"""The geometric median of the clients' updates, by smoothed Weiszfeld iterations (RFA).
+
+Pillutla, Kakade, Harchaoui. IEEE Trans. Signal Processing 2022. https://arxiv.org/abs/1912.13445
+
+    min_z sum_i a_i ||z - v_i||:
+    z <- sum_i b_i v_i / sum_i b_i,   b_i = a_i / max(nu, ||z - v_i||)
+
+All z are means of the v_i, so the iterations run on the weights, and read the distances between
+clients alone. The paper weighs clients by examples, starts at z = sum_i a_i v_i and stops after 3
+iterations, since each is a round of secure sums. Here a_i = 1 / n, and they run until no weight
+changes by more than a share ``tolerance``. (The sum of distances is no measure: a far client's is
+nearly all of it.) They start at the client whose nearest majority is nearest: from the mean, a far
+client's weight falls too slowly if nearly half of the clients are as far. Each payload has weights
+of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fedhet.common.kinds import Count, NotNegative, Positive
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.modes.robust.aggregator import (
+    Combined,
+    RobustAggregator,
+    counted,
+    weighted_mean,
+)
+from fedhet.strategies.modes.robust.distances import squared_distances
+
+
+class GeometricMedian(RobustAggregator):
+    """The point of least summed distance to all updates (RFA)."""
+
+    option = "geometric_median"
+
+    iterations: Count = 100
+    """of Weiszfeld, at most"""
+    smoothing: Positive = 1e-6
+    """nu, the least distance that divides"""
+    tolerance: NotNegative = 1e-6
+    """stop when no weight changes by a larger share"""
+
+    def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
+        """Return it."""
+        weights = self.weights(squared_distances(vectors))
+        return weighted_mean(vectors, weights), counted(weights)
+
+    def weights(self, distances: Tensor) -> list[float]:
+        """Return the clients' weights (n,) by their squared distances (n, n)."""
+        weights = self._start(distances)
+        for _ in range(self.iterations):
+            to_mean = distances @ weights - 0.5 * weights @ distances @ weights
+            last, weights = weights, self._pulls(to_mean.clamp_min(0.0).sqrt(), self.smoothing)
+            if float(((weights - last).abs() / weights).max()) <= self.tolerance:
+                break
+        return [float(weight) for weight in weights]
+
+    def _start(self, distances: Tensor) -> Tensor:
+        """Return the pulls at the client whose nearest majority is nearest, none above theirs."""
+        majority = distances.kthvalue(len(distances) // 2 + 1).values
+        start = int(majority.argmin())
+        reach = max(float(majority[start].sqrt()), self.smoothing)
+        return self._pulls(distances[start].sqrt(), reach)
+
+    @staticmethod
+    def _pulls(lengths: Tensor, least: float) -> Tensor:
+        pulls = 1.0 / lengths.clamp_min(least)
+        return pulls / pulls.sum()

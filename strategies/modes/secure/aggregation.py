@@ -1,0 +1,308 @@
+"""Secure aggregation of a round's replies with Flower's SecAgg+.
+
+Bell, Bonawitz, Gascon, Lepoint, Raykova. Secure single-server aggregation with (poly)logarithmic
+overhead. CCS 2020. https://eprint.iacr.org/2020/704
+
+The client half is Flower's ``secaggplus_mod``; the server half, which survives bad clients, is
+strategies/modes/secure/workflow.py. The five exchanges are:
+
+    setup                    every client makes two key pairs; the server distributes public keys
+    share keys               it shares (Shamir) a mask's seed and a secret key among its neighbours
+    check shares             it says whose shares it cannot read (see secagg_shares.py)
+    collect masked vectors   it trains, and sends  v_i + mask(b_i) +- mask(pairs)  mod 2^32
+    unmask                   the neighbours send the shares that remove the masks from the sum
+
+v_i is the client's reply as one vector (strategies/modes/secure/reply_vector.py). The mean of all
+vectors comes back as the reply of each client; a mean of anything but one vector per client, as a
+wrong vector produces, is rejected. Replies travel without their example counts, which Flower's mod
+sends unmasked, and as numbers of 32 bits instead of 64.
+
+A client refuses to send NaN or Inf, because nobody can see them behind masks. Numbers beyond
+``clipping_range`` are cut off; ``clipped_share`` in metrics.jsonl is their share. Numbers are
+rounded at random, without bias, to multiples of 2 clipping_range / quantization_range.
+
+docs/privacy.md describes the security: it holds against a server that follows the protocol and
+reads along, not against a malicious one, and Flower draws masks from seeds of at most 32 bits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from logging import WARNING
+from typing import Annotated, cast
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.client.mod.secure_aggregation.secaggplus_mod import secaggplus_mod
+from flwr.common import (
+    Code,
+    FitRes,
+    Status,
+    bytes_to_ndarray,
+    ndarrays_to_parameters,
+)
+from flwr.common.logger import log
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict
+from flwr.serverapp import Grid
+from pydantic import AfterValidator, Field
+
+from fedhet.common.configured import Option
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, Says, ShareAboveZero
+from fedhet.strategies.base import RefusedReplyError, Reply
+from fedhet.strategies.modes.private.seeded_rng import seeded_numpy
+from fedhet.strategies.modes.secure.exchanges import SecAggWire, error_reply
+from fedhet.strategies.modes.secure.reply_vector import CLIPPED, Layout, Vector
+from fedhet.strategies.modes.secure.shares import (
+    CHECK_SHARES,
+    PAIRWISE_SEEDS,
+    add_hashes,
+    check_shares,
+    reveal_seeds,
+    take_ciphertexts,
+)
+from fedhet.strategies.modes.secure.workflow import LEAST, NoSumError, SecureSum
+from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.round.training_round import RoundReplies, TrainingRound
+from fedhet.strategies.wire.records import METRICS, PARAMS, UPDATE, to_metrics, to_record
+from fedhet.strategies.wire.tensor_decoder import check_finite
+
+KEY = "strategy/secure_aggregation"
+_MODULUS = 1 << 32  # of Flower's masks
+_FINEST = 30  # bits: Flower rounds to 32-bit integers
+
+
+@dataclass(frozen=True)
+class SecureReplies(RoundReplies):
+    """The mean of all replies in place of each, and an error in place of every lost one.
+
+    Attributes:
+        failures: why a client failed whose vector was in the sum already.
+        bytes_down: of arrays and of the protocol, sent.
+        bytes_up: the same, received.
+    """
+
+    failures: Sequence[str]
+    bytes_down: int
+    bytes_up: int
+
+    def complete(self, report: RoundReport) -> None:
+        """Add the bytes of all exchanges, and the failures."""
+        report.bytes_down, report.bytes_up = self.bytes_down, self.bytes_up
+        report.failures = [*report.failures, *self.failures]
+
+
+def _odd(number: int) -> int:
+    if number % 2 != 1:
+        raise ValueError
+    return number
+
+
+Odd = Annotated[int, Field(ge=LEAST), AfterValidator(_odd), Says(f"an odd number from {LEAST} on")]
+Majority = Annotated[float, Field(gt=0.5, le=1)]
+AtLeastOne = Annotated[float, Field(ge=1)]
+Steps = Annotated[int, Field(ge=2, le=1 << _FINEST)]
+
+
+class SecAggPlus(Option):
+    """SecAgg+ with Flower's settings; ``send`` is the server half, ``reply`` the client half."""
+
+    group = "strategy/secure_aggregation"
+    option = "secagg_plus"
+
+    num_shares: ShareAboveZero | Odd = 1.0
+    """among how many of a round's clients a key is shared, its owner included: a share of them, or
+    an odd number (the paper's neighbours)"""
+    reconstruction_threshold: Majority = 0.67
+    """the share of those that can take a lost client's masks off; with fewer left the round
+    fails"""
+    clipping_range: AtLeastOne = 8.0  # a vector's first number is 1: it is a mean of vectors
+    """R: numbers are cut off at -R and R"""
+    quantization_range: Steps | None = None
+    """steps between those; null: as many as the sum of a round has room for in 32 bits"""
+    max_examples: Count = 10_000
+    """the most examples that a client may have"""
+
+    def steps(self, size: int) -> int:
+        """Return the number of steps in [-R, R] for a sum of ``size`` clients.
+
+        Raises:
+            ConfigError: if the sum has no room for them.
+        """
+        most = (_MODULUS - 1) // size
+        if self.quantization_range is None:
+            return 1 << min(_FINEST, most.bit_length() - 1)
+        if self.quantization_range > most:
+            raise ConfigError(
+                f"strategy.secure_aggregation.quantization_range={self.quantization_range} times "
+                f"{size} clients do not fit into 32 bits: set it to at most {most}, or to null"
+            )
+        return self.quantization_range
+
+    def step(self, size: int) -> float:
+        """Return the step that a client's numbers are rounded to, in a sum of ``size`` clients.
+
+        Raises:
+            ConfigError: if the sum has no room for the steps.
+        """
+        return 2 * self.clipping_range / self.steps(size)
+
+    def check(self, num_clients: int) -> None:
+        """Reject a federation that is too small to hide a client in a sum."""
+        if num_clients < LEAST:
+            raise ConfigError(
+                f"clients={num_clients} is not enough: a secure sum needs at least {LEAST}; set "
+                f"clients higher, or {KEY}=none"
+            )
+
+    def check_client(self, num_examples: int) -> None:
+        """Reject, at the client, more examples than ``max_examples``."""
+        if num_examples > self.max_examples:
+            raise ConfigError(
+                "a client has more examples than strategy.secure_aggregation.max_examples="
+                f"{self.max_examples}: set it higher"
+            )
+
+    def send(self, grid: Grid, training: TrainingRound, layout: Layout) -> SecureReplies:
+        """Send a round's messages and return the mean of the replies in place of each.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            training: the round.
+            layout: of the replies.
+        """
+        wire = SecAggWire(grid, training.timeout, training.number)
+        messages = training.messages
+        nodes = {message.metadata.dst_node_id: message for message in messages.values()}
+        try:
+            secure = SecureSum(wire, self._setup(len(nodes)), len(layout))
+            mean, summed = secure.run({node: message.content for node, message in nodes.items()})
+            found = layout.unpack(mean, len(summed), self.step(len(nodes)))
+        except (NoSumError, ValueError) as error:  # ValueError: a spoilt vector
+            why = f"no secure sum: {error}"
+            failed = [error_reply(m, wire.lost.get(n, why)) for n, m in nodes.items()]
+            return SecureReplies(training, failed, [], wire.bytes_down, wire.bytes_up)
+        sent = {UPDATE: {**found.update, **found.buffers}, **found.payloads}
+        records = {name: to_record(tensors) for name, tensors in sent.items()}  # serialised once
+        replies, failures = [], []
+        for client, message in messages.items():
+            node = message.metadata.dst_node_id
+            if node not in summed:
+                replies.append(error_reply(message, wire.lost[node]))
+                continue
+            metrics = to_metrics({**found.metrics, "partition-id": client})
+            replies.append(Message(RecordDict({**records, METRICS: metrics}), reply_to=message))
+            if node in wire.lost:
+                failures.append(f"client {client}, after its update was summed: {wire.lost[node]}")
+                log(WARNING, "round %s: %s", training.number, failures[-1])
+        return SecureReplies(training, replies, failures, wire.bytes_down, wire.bytes_up)
+
+    def _setup(self, size: int) -> ConfigRecord:
+        """Return Flower's settings for a round of ``size`` clients."""
+        if size < LEAST:
+            raise NoSumError(f"the round has {size} clients, and needs {LEAST}")
+        shares = int(self.num_shares)
+        if self.num_shares <= 1:
+            shares = round(self.num_shares * size)
+            shares += shares < size and shares % 2 == 0  # as many on both sides of the ring
+            shares = size if shares < LEAST else shares
+        return ConfigRecord(
+            {
+                Key.SAMPLE_NUMBER: size,
+                Key.SHARE_NUMBER: shares,
+                Key.THRESHOLD: self._threshold(shares),
+                Key.CLIPPING_RANGE: float(self.clipping_range),  # the mod requires a float
+                Key.TARGET_RANGE: self.steps(size),
+                Key.MOD_RANGE: _MODULUS,
+                Key.MAX_WEIGHT: 1.0,
+            }
+        )
+
+    def _threshold(self, shares: int) -> int:
+        """Return how many shares give a secret: more than half, so that no two groups have it."""
+        return max(shares // 2 + 1, round(self.reconstruction_threshold * shares))
+
+    def reply(
+        self,
+        message: Message,
+        context: Context,
+        train: Callable[[Message], Reply],
+        layout: Callable[[Reply], Layout],
+        seed: Callable[[Message], np.random.SeedSequence],
+    ) -> Message:
+        """Return the client's answer in any of the exchanges, by Flower's mod.
+
+        Args:
+            message: of the server.
+            context: of the ClientApp; its state holds the protocol's keys.
+            train: called when the server asks for the masked vector.
+            layout: of the reply.
+            seed: for random rounding; it is no secret.
+
+        Raises:
+            RefusedReplyError: for NaN or Inf, for settings other than the recipe's, and for
+                a question that would give away too much.
+        """
+        told = message.content.config_records[RECORD_KEY_CONFIGS]
+        self._check_setup(told)
+        for stage, answer_of in ((CHECK_SHARES, check_shares), (PAIRWISE_SEEDS, reveal_seeds)):
+            if told[Key.STAGE] == stage:
+                answered = answer_of(told, context)
+                return Message(RecordDict({RECORD_KEY_CONFIGS: answered}), reply_to=message)
+
+        def train_and_pack(message: Message, context: Context) -> Message:
+            del message.content.config_records[RECORD_KEY_CONFIGS]
+            reply = train(message)
+            vector = ndarrays_to_parameters([self._packed(reply, layout(reply))])
+            result = fitres_to_recorddict(FitRes(Status(Code.OK, ""), vector, 1, {}), False)
+            return Message(result, reply_to=message)
+
+        copied = copy.copy(message)  # Flower's mod removes entries from the content
+        asked = ConfigRecord({**told})
+        if told[Key.STAGE] == Stage.COLLECT_MASKED_VECTORS:
+            take_ciphertexts(asked, context)
+        copied.content = RecordDict({**message.content, RECORD_KEY_CONFIGS: asked})
+        trains = PARAMS in message.content
+        with seeded_numpy(seed(message) if trains else None):
+            answer = secaggplus_mod(copied, context, train_and_pack)
+        configs = answer.content.config_records[RECORD_KEY_CONFIGS]
+        if told[Key.STAGE] == Stage.SHARE_KEYS:
+            add_hashes(configs, context)
+        if Key.MASKED_PARAMETERS in configs:  # numbers in [0, 2^32), which Flower sends as 64 bits
+            masked = cast(list[bytes], configs[Key.MASKED_PARAMETERS])
+            numbers = np.concatenate([bytes_to_ndarray(data) for data in masked])
+            configs[Key.MASKED_PARAMETERS] = numbers.astype("<u4").tobytes()
+        # leaves out the example count and the metrics that Flower's mod sends beside it
+        return Message(RecordDict({RECORD_KEY_CONFIGS: configs}), reply_to=message)
+
+    def _packed(self, reply: Reply, layout: Layout) -> Vector:
+        self.check_client(reply.num_examples)
+        for name, tensors in [(UPDATE, {**reply.update, **reply.buffers}), *reply.payloads.items()]:
+            check_finite(name, tensors)
+        share = float(np.mean(np.abs(layout.pack(reply)) > self.clipping_range))
+        vector = layout.pack(replace(reply, metrics={**reply.metrics, CLIPPED: share}))
+        if not np.isfinite(vector).all():
+            raise RefusedReplyError("its metrics are NaN or Inf")
+        return vector
+
+    def _check_setup(self, configs: ConfigRecord) -> None:
+        """Reject settings of the server that weaken the recipe's."""
+        if configs.get(Key.STAGE) != Stage.SETUP:
+            return
+        size, shares = (int(str(configs[key])) for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER))
+        least = self.num_shares if self.num_shares > 1 else round(self.num_shares * size)
+        agreed = {
+            Key.CLIPPING_RANGE: self.clipping_range,
+            Key.TARGET_RANGE: self.steps(size),
+            Key.MOD_RANGE: _MODULUS,
+            Key.MAX_WEIGHT: 1.0,
+            Key.THRESHOLD: self._threshold(shares),
+        }
+        wrong = sorted(name for name, value in agreed.items() if configs[name] != value)
+        if wrong or size < LEAST or shares < least:
+            raise RefusedReplyError(
+                f"the server's settings of SecAgg+ are not the recipe's: {wrong or dict(configs)}"
+            )

@@ -1,1 +1,0 @@
-"""Secure aggregation and differential privacy."""

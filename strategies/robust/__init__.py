@@ -1,1 +1,0 @@
-"""Aggregation that a few hostile clients cannot steer, and an alarm for updates that stand out."""

@@ -1,0 +1,113 @@
+"""Which of the registered clients are connected before each round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from logging import INFO, WARNING
+
+from flwr.app import MessageType
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedhet.strategies.base import RefusedReplyError
+from fedhet.strategies.round.registration import (
+    ClientRegistry,
+    FederationConfig,
+    ask,
+    node_info,
+    question,
+)
+
+_WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
+
+
+class ClientAvailability:
+    """Tracks which of the registered clients are connected, and adds late joiners to them.
+
+    A late joiner plays a client that is missing, or one whose node is gone. It is asked beside the
+    rounds, which do not wait for its answer.
+    """
+
+    def __init__(self, registry: ClientRegistry, federation: FederationConfig) -> None:
+        self.registry, self._federation = registry, federation
+        self.absent: frozenset[int] = frozenset()
+        self._asked: dict[int, str] = {}  # by late node, the question's message id
+        self._refused: set[int] = set()
+
+    @property
+    def present(self) -> Sequence[int]:
+        """The clients that were connected at the last refresh, in order."""
+        size = len(self.registry)
+        if not self.absent and len(self.registry.nodes) == size:
+            return range(size)
+        return sorted(self.registry.nodes.keys() - self.absent)
+
+    def ask(self, grid: Grid, clients: Sequence[int]) -> list[int]:
+        """Ask those of the clients that have not been asked yet; return those that can take part.
+
+        The others are logged with the reason.
+        """
+        nodes, known = self.registry.nodes, self.registry.num_examples
+        if new := [nodes[client] for client in clients if client not in known]:
+            refused: dict[int, str] = {}
+            for node, info in ask(grid, new, self._federation, refused, MessageType.QUERY).items():
+                self.registry.add(node, info, node.__eq__)
+        return [client for client in clients if client in known]
+
+    def refresh(self, grid: Grid, least: int = 1) -> None:
+        """Look up which clients are connected; wait while they are fewer than are needed.
+
+        ``least`` is what the method needs; ``min_replies`` may be more.
+
+        Raises:
+            TimeoutError: if they are too few for longer than the timeout.
+        """
+        size, timeout = len(self.registry), self._federation.connect_timeout_seconds
+        asked, end = self._federation.min_replies, time.monotonic() + timeout
+        needs = "strategy.aggregator or secure aggregation needs"
+        why = f"min_replies={asked}" if asked >= least else f"{needs} {least} clients"
+        least = min(max(asked, least), size)
+        while (present := self.look_up(grid)) < least:
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"{why}, but only {present} of {size} clients are connected "
+                    f"after {timeout:.0f} s (runtime.connect_timeout_seconds)"
+                )
+            time.sleep(_WAIT_POLL_SECONDS)
+
+    def look_up(self, grid: Grid) -> int:
+        """Register late joiners, log who left or came back, and return how many are connected."""
+        nodes = grid.get_node_ids()
+        if isinstance(nodes, range) and len(nodes) == len(self.registry.nodes):
+            return len(nodes)  # a simulation: nobody comes or goes
+        connected = set(nodes)
+        self._admit(grid, connected)
+        nodes, clients = self.registry.nodes, range(len(self.registry))
+        absent = frozenset(client for client in clients if nodes.get(client) not in connected)
+        if absent != self.absent:
+            log(WARNING, "clients that are not connected: %s", sorted(absent) or "none")
+        self.absent = absent
+        return len(self.registry) - len(absent)
+
+    def _admit(self, grid: Grid, connected: set[int]) -> None:
+        """Ask the new ones of the connected nodes, and register or refuse those that answered."""
+        self._asked = {node: asked for node, asked in self._asked.items() if node in connected}
+        self._refused &= connected  # a node that reconnects is asked again
+        known = {*self.registry.nodes.values(), *self._asked, *self._refused}
+        if new := sorted(connected - known):
+            ids = grid.push_messages([question(node, self._federation) for node in new])
+            self._asked |= dict(zip(new, ids, strict=True))
+        if not self._asked:
+            return
+        nodes = {asked: node for node, asked in self._asked.items()}
+        for answer in grid.pull_messages(list(nodes)):
+            node = nodes[answer.metadata.reply_to_message_id]
+            del self._asked[node]
+            try:
+                info = node_info(node, answer, self._federation)
+                client = self.registry.add(node, info, lambda other: other not in connected)
+                log(INFO, "client %s has joined: node %s", client, node)
+            except RefusedReplyError as refusal:
+                self._refused.add(node)
+                log(WARNING, "refused a node that joined late: %s", refusal)

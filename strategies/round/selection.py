@@ -1,0 +1,225 @@
+"""Who trains in a round, and the messages that they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Payloads, ReplySum, Tensors
+from fedhet.strategies.round.availability import ClientAvailability
+from fedhet.strategies.round.reply_fold import ReplyFold
+from fedhet.strategies.round.server_step import ServerStep
+from fedhet.strategies.slots import ClientSampler
+from fedhet.strategies.wire.message_sizes import MessageSizes
+from fedhet.strategies.wire.messages import MessageWriter
+
+
+@dataclass(frozen=True)
+class TrainMessages:
+    """Writes the messages that ask clients to train, and knows how large they are.
+
+    Attributes:
+        writer: of messages.
+        config: further entries of the clients' config.
+        step: the server's, whose sides give the payloads.
+        sizes: of messages and replies.
+    """
+
+    writer: MessageWriter
+    config: ConfigRecord
+    step: ServerStep
+    sizes: MessageSizes
+
+    def num_bytes(self, arrays: ArrayRecord, client: int) -> int:
+        """Return how many bytes go to a client and come back, as they travel."""
+        return self.sizes.of(arrays, self.step.broadcast(client), self.step.expected())
+
+    def write(
+        self,
+        round: int,
+        arrays: ArrayRecord,
+        clients: Sequence[int],
+        broadcast: Callable[[int], Payloads] | None = None,
+    ) -> dict[int, Message]:
+        """Return the messages to be sent, by client id."""
+        for client in clients:
+            self.step.asked(client)
+        sent = broadcast or self.step.broadcast
+        return self.writer.train(round, arrays, self.config, clients, sent)
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """What is known when a round begins.
+
+    Attributes:
+        number: t, from 1.
+        clock: the simulated time, in seconds.
+        arrays: x, as it is sent.
+        grid: Flower's connection to the nodes.
+        availability: which clients are connected.
+        messages: writes what they are sent.
+    """
+
+    number: int
+    clock: float
+    arrays: ArrayRecord
+    grid: Grid
+    availability: ClientAvailability
+    messages: TrainMessages
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes go to a client and come back."""
+        return self.messages.num_bytes(self.arrays, self.availability.present[0])
+
+    def ask(self, clients: Sequence[int]) -> list[int]:
+        """Return those of the clients that can take part; see ClientAvailability."""
+        return self.availability.ask(self.grid, clients)
+
+    def num_examples(self, client: int) -> int:
+        """Return how many examples a client has registered."""
+        return self.availability.registry.num_examples[client]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of the clients that are asked, on the simulated clock."""
+
+    clients: Sequence[int]  # whose replies count, by id
+    dropped: Sequence[int] = ()  # they never answer
+    late: Sequence[int] = ()  # they answer after the round has ended
+    seconds: float = 0.0  # how long the round takes
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The messages of a round by client id, and who is asked in vain.
+
+    Attributes:
+        messages: to the clients whose replies count.
+        outcome: of those that are asked.
+        clock: the simulated time at which they are asked.
+        versions: of asynchronous rounds, the step after which each client started.
+        discounts: the weights of stale replies, by client; 1 where it is not named.
+        rebase: (sum, x and the buffers) -> the sum of steps from there, where the clients have
+            started elsewhere; None: they have not.
+        arriving: of real clients that train side by side, whose replies come in any order;
+            ``versions`` then has all that may answer, and there are no messages.
+    """
+
+    messages: Mapping[int, Message]
+    outcome: Outcome
+    clock: float
+    versions: Mapping[int, int] = field(default_factory=dict)
+    discounts: Mapping[int, float] = field(default_factory=dict)
+    rebase: Callable[[ReplySum, Tensors], ReplySum] | None = None
+    arriving: Arriving | None = None
+
+    @property
+    def clients(self) -> Collection[int]:
+        """The clients whose replies count."""
+        return self.versions or self.messages
+
+    def rounds(self, round: int) -> dict[int, int]:
+        """Return which round each client was told: t, or that in which it started."""
+        return {client: self.versions.get(client, round - 1) + 1 for client in self.clients}
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What became of real clients that nobody waits for."""
+
+    clients: Collection[int]  # that have answered in time, by id
+    late: Sequence[int]  # whose replies were too old
+    staleness: Sequence[int]  # of the valid replies
+    bytes_down: int  # sent
+
+
+class Arriving(Protocol):
+    """Real clients that train."""
+
+    def collect(self, fold: ReplyFold) -> Arrived:
+        """Take replies until the step can be taken."""
+
+
+class Selector:
+    """Selects who trains: sampled clients that are waited for, or those of a mode.
+
+    Only modes in which clients train from one round to the next have more than ``select``.
+    """
+
+    def check(self, num_clients: int, least: int) -> None:
+        """Refuse a federation of so many clients, of which ``least`` must reply."""
+
+    def select(self, start: RoundStart) -> Selection:
+        """Return a round's clients and their messages."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Give up the clients that train: their client states are not valid any more."""
+
+    def in_flight_state(self) -> dict[str, list[float]]:
+        """Return the clients that train between two rounds, for a checkpoint."""
+        return {}
+
+    def tensors(self) -> dict[str, Tensors]:
+        """Return what those clients got, for a checkpoint."""
+        return {}
+
+    def restore(self, in_flight: Mapping[str, Sequence[float]], tensors: Payloads) -> None:
+        """Restore :meth:`in_flight_state` and :meth:`tensors`."""
+
+
+@dataclass(frozen=True)
+class SampledClients(Selector):
+    """Samples the clients of every round, which waits for them.
+
+    Attributes:
+        sampler: of those that are connected.
+        from_all: sample of all N, so that no absence shows (see ServerSide.leaves).
+    """
+
+    sampler: ClientSampler
+    from_all: bool = False
+
+    def select(self, start: RoundStart) -> Selection:
+        """Return a round's clients and their messages."""
+        present, size = start.availability.present, len(start.availability.registry)
+        if self.from_all:
+            known = set(present)
+            drawn = drawn_by(self.sampler, start.number, size)
+            chosen = [client for client in drawn if client in known]
+        else:
+            chosen = [present[i] for i in drawn_by(self.sampler, start.number, len(present))]
+        return selected(start, Outcome(start.ask(chosen)), start.clock)
+
+
+def selected(start: RoundStart, outcome: Outcome, clock: float) -> Selection:
+    """Return the selection of clients that all start from x."""
+    messages = start.messages.write(start.number, start.arrays, outcome.clients)
+    return Selection(messages, outcome, clock)
+
+
+def drawn_by(sampler: ClientSampler, round: int, size: int) -> list[int]:
+    """Return the positions that a sampler draws.
+
+    Raises:
+        ConfigError: if a position is invalid or drawn twice.
+    """
+    found = list(sampler.sample(round, size))
+    try:
+        whole = all(0 <= one < size and one == int(one) for one in found)
+    except (TypeError, ValueError):  # no numbers
+        whole = False
+    if not whole or len(set(found)) < len(found):
+        raise ConfigError(
+            f"strategy/sampler: {type(sampler).__name__} drew {found[:10]}: it must draw different "
+            f"whole numbers from 0 to {size - 1}"
+        )
+    return [int(one) for one in found]

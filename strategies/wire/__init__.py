@@ -1,0 +1,1 @@
+"""What travels between server and clients: records, codecs, and the checks of every reply."""

@@ -1,0 +1,138 @@
+"""Named tensors and metrics as Flower records, and the replies of a round by client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedhet.strategies.base import RefusedReplyError, Shapes, Tensors
+from fedhet.strategies.wire.array_codec import to_array, to_tensor
+
+PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
+COLUMNS, CATEGORIES = "columns", "categories"  # of a table that sites fit together
+KEPT = "kept"  # what a client keeps for itself begins as these tensors, not as the seed's
+STATISTICS = "statistics"  # asks for those of the columns, and not for the registration
+PERSONAL_SCORE = "personal-"  # prefix of the scores of a client's own model
+
+_Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+
+class NonFiniteReplyError(RefusedReplyError):
+    """A reply holds NaN or Inf, or numbers too large to be added up."""
+
+
+def to_record(tensors: Tensors) -> ArrayRecord:
+    """Return named tensors as an ArrayRecord (host memory, C order)."""
+    record = ArrayRecord()  # made of a dict, it would copy every Array
+    for name, value in tensors.items():
+        record[name] = to_array(value)
+    return record
+
+
+def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
+    """Return an ArrayRecord as named tensors; object arrays (pickles) are refused by NumPy."""
+    return {name: to_tensor(array) for name, array in record.items()}
+
+
+def count_bytes(content: RecordDict) -> int:
+    """Return the bytes of a message's arrays as serialised (data and per-array headers)."""
+    records = array_records(content).values()
+    return sum(len(array.data) for record in records for array in record.values())
+
+
+def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
+    """Return a message's array records; ``content.array_records`` is a view that is slow to make.
+
+    The same holds for those of the other kinds: see :func:`record_in`.
+    """
+    return {name: one for name, one in content.items() if isinstance(one, ArrayRecord)}
+
+
+def record_in(content: RecordDict, name: str, kind: type[_Record]) -> _Record | None:
+    """Return a record of a message; None if there is none of that name and kind."""
+    found = content.get(name)
+    return found if isinstance(found, kind) else None
+
+
+def config_of(message: Message) -> dict[str, Any]:
+    """Return a copy of a message's config; empty without one."""
+    return dict((record_in(message.content, CONFIG, ConfigRecord) or {}).items())
+
+
+def with_senders(
+    replies: Iterable[Message], sent: Iterable[Message]
+) -> Iterator[tuple[int, Message]]:
+    """Yield each reply with the id of the node that it is for.
+
+    The SuperLink answers with an error of its own for a node that it has lost. Such a reply does
+    not name the node, only the message that the node was sent.
+    """
+    nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        asked = reply.metadata.reply_to_message_id
+        yield nodes.get(asked, node) if reply.has_error() and asked else node, reply
+
+
+def no_reply(timeout_seconds: float) -> str:
+    """Return the failure of a client that has not answered."""
+    return f"no reply within {timeout_seconds:g} s (runtime.round_timeout_seconds)"
+
+
+def to_metrics(values: Mapping[str, float]) -> MetricRecord:
+    """Return numbers as a MetricRecord."""
+    return MetricRecord({**values})
+
+
+def scalars(record: MetricRecord) -> dict[str, float]:
+    """Return a MetricRecord's numbers."""
+    return {name: float(v) for name, v in record.items() if isinstance(v, int | float)}
+
+
+def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means of the clients' metrics, weighted by "num-examples".
+
+    Counts ("num-examples", "num-steps") are summed; a metric that only some clients report is the
+    mean over those.
+    """
+    given = {name for row in metrics for name in row}
+    counts = [name for name in ("num-examples", "num-steps") if name in given]
+    names = sorted(given - {"partition-id", *counts})
+    result: dict[str, float] = {
+        count: sum(row[count] for row in metrics if count in row) for count in counts
+    }
+    for name in names:
+        rows = [row for row in metrics if name in row]
+        weight = sum(row["num-examples"] for row in rows)
+        result[name] = sum(row["num-examples"] * row[name] for row in rows) / weight
+    return result
+
+
+def personal_scores(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the scores of the client's own model."""
+    return {name: value for name, value in metrics.items() if name.startswith(PERSONAL_SCORE)}
+
+
+def mean_scores(scores: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the unweighted means over clients, by name."""
+    rows = list(scores)
+    names = sorted({name for row in rows for name in row})
+    return {name: fmean(row[name] for row in rows if name in row) for name in names}
+
+
+def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors by name."""
+    return {name: tuple(value.shape) for name, value in sorted(tensors.items())}
+
+
+def known_shapes(payloads: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the payloads all of whose shapes are known before a reply comes."""
+    closed = {
+        name: {tensor: tuple(n for n in shape if n is not None) for tensor, shape in shapes.items()}
+        for name, shapes in payloads.items()
+    }
+    return {name: shapes for name, shapes in closed.items() if shapes == payloads[name]}

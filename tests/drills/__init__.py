@@ -1,0 +1,1 @@
+"""What is not run at every push: `make test-drills`."""

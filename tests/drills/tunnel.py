@@ -1,0 +1,59 @@
+"""A tunnel to a port, such as ssh's, that can break.
+
+python -m tests.drills.tunnel HOST PORT    prints its own port; "cut" and "mend" come from its input
+"""
+
+import contextlib
+import socket
+import sys
+import threading
+
+
+class Tunnel:
+    """Listens on a port of 127.0.0.1 and passes on what comes to a host and port."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._ends: list[socket.socket] = []
+        self._listen()
+
+    def cut(self) -> None:
+        """Break all connections, and take no new ones."""
+        for end in (self._listener, *self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self._ends = []
+
+    def mend(self) -> None:
+        """Take connections again, on the same port."""
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._listen()
+
+    def _listen(self) -> None:
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(self._target)
+                self._ends += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=_pass_on, args=(source, sink), daemon=True).start()
+
+
+def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+if __name__ == "__main__":
+    tunnel = Tunnel((sys.argv[1], int(sys.argv[2])))
+    print(tunnel.port, flush=True)
+    for command in sys.stdin:
+        getattr(tunnel, command.strip())()
