@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax, one_hot
+from torch.nn.functional import kl_div, log_softmax
 
 from fedhet.common.kinds import NotNegative, Positive
 from fedhet.strategies.base import ClientSide, Step
@@ -44,8 +44,9 @@ class FedNTDClient(ClientSide):
 
     def _not_true(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return log q (B, C - 1) of logits (B, C)."""
-        others = one_hot(labels, logits.shape[1]) == 0
-        return log_softmax(logits[others].view(len(labels), -1) / self.tau, dim=1)
+        others = torch.arange(logits.shape[1] - 1, device=labels.device).expand(len(labels), -1)
+        others = others + (others >= labels[:, None])  # the classes without the example's own
+        return log_softmax(logits.gather(1, others) / self.tau, dim=1)
 
 
 class FedNTD(Method):
