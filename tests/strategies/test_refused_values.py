@@ -62,7 +62,10 @@ def made(kind: type[Configured], **given: Any) -> Configured:
     return kind.unbound(given) if issubclass(kind, Method) else kind(**given)
 
 
-SECTIONS = {section_of(field) for kind in METHODS for field in fields(kind).values()} - {None}
+SECTIONS = sorted(  # the same order in every worker
+    {section_of(field) for kind in METHODS for field in fields(kind).values()} - {None},
+    key=lambda kind: kind.__name__,
+)
 
 
 @pytest.mark.parametrize("kind", [*METHODS, *SECTIONS, *PRIVACY], ids=lambda kind: kind.__name__)
