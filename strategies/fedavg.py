@@ -33,6 +33,7 @@ class FedAvgM(Method):
     """
 
     replaces = frozenset({"server_optimizer"})
+    requires = MappingProxyType({"strategy.server_optimizer": None})
 
     server_lr: Annotated[Positive, Key("server.lr")] = 0.1
     momentum: Share = 0.9
@@ -50,6 +51,7 @@ class _Adaptive(Method):
     """
 
     replaces = frozenset({"server_optimizer"})
+    requires = MappingProxyType({"strategy.server_optimizer": None})
 
     server_lr: Annotated[Positive, Key("server.lr")] = 0.03
     beta1: Share = 0.9
