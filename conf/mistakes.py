@@ -328,7 +328,7 @@ def _chosen(group: str, values: Mapping[str, Any]) -> str:
         return f"{start}{'+'.join(sorted(methods)) or 'fedavg'}"
     node = value_at(values, group.split("/"))
     if not isinstance(node, Mapping):
-        return f"{start}none"
+        return f"{start}{'method' if 'method' in options_of(group) else 'none'}"
     if group == "task":
         return f"{start}{node.get('name')}"
     if "_target_" not in node:
