@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from fedhet.common.errors import ConfigError, did_you_mean, is_list
 from fedhet.common.nested import leaves
-from fedhet.conf.catalogue import LOCAL_OPTIMIZERS, METHODS, methods, options
+from fedhet.conf.catalogue import LOCAL_OPTIMIZERS, METHODS, is_own, method_of, methods, options
 from fedhet.conf.composition import can_be_read, quoted, typed, with_open_keys
 from fedhet.conf.project import conf_folders, where_looked
 from fedhet.conf.schema import Recipe
@@ -173,6 +173,9 @@ def _unknown_option(file: str, options: Sequence[str]) -> str:
 def check_option(group: str, option: Any) -> None:
     """Refuse an option, or a list of several, that a group does not have."""
     for name in option if is_list(option) else [option]:
+        if group == METHODS and is_own(str(name)):
+            method_of(str(name))  # which refuses a class that is no method
+            continue
         folder, _, own = f"{group}/{name}".rpartition("/")
         if own not in options_of(folder):
             raise ConfigError(_unknown_option(f"{folder}/{own}", ()))

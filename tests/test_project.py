@@ -7,7 +7,7 @@ import pytest
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose_overrides, fingerprint, project
 from fedhet.conf.build import strategy_parts
-from fedhet.conf.mistakes import groups, options_of
+from fedhet.conf.mistakes import check_option, groups, options_of
 from fedhet.flower_apps import make_client_app
 from fedhet.runtimes.flower_install import stage_app
 from fedhet.server_app.assembly import check_parts
@@ -93,6 +93,10 @@ def test_the_projects_task_and_method_are_composed(folder):
     ):
         with refused(words[-1].partition("=")[0]):
             compose_overrides(words)
+    check_option("strategy", ["fedprox", METHOD])  # as a sweep does before its first job
+    check_option("strategy", METHOD)
+    with refused("strategy"):
+        check_option("strategy", "my_project.method:KeepFeature")
     for method in ("fedprox", METHOD, [METHOD, "scaffold"]):
         assert make_client_app(list, list, method) is not None  # composed, and not called
 

@@ -54,7 +54,7 @@ def test_methods_with_models_of_the_clients_own_are_chosen_by_these(tmp_path):
     five, none = (one["accuracy"] for one in found["candidates"])
     assert five < none
     assert found["chosen"] == ["strategy.ditto.coefficient=0"]
-    jobs = SweepFolder(tmp_path / "tuned" / "search" / "0").entries().values()
+    jobs = SweepFolder(tmp_path / "tuned" / "search" / "0").jobs().values()
     assert len({job["figures"]["client_accuracy"] for job in jobs}) == 1
 
 
@@ -68,11 +68,12 @@ def launched(monkeypatch, tmp_path):
         if words[0] == "-m" and words[1] != "--resume":
             folder = SweepFolder(tmp_path / "search" / "0")
             folder.path.mkdir(parents=True)
-            jobs = {}
+            jobs = []
             for n, point in enumerate(expanded(GRID)):
                 figures = {"accuracy": 1 - n / 10, "client_accuracy": 0.4 + n / 10}
                 about = {"number": n, "overrides": ["task=digits", *point], "figures": figures}
-                jobs[n] = {"status": "failed" if n == 3 else "completed", **about}
+                status = "failed" if n == 3 else "completed"
+                jobs.append({"folder": str(n), "status": status, **about})
             typed = [word for word in words[1:] if not word.startswith("hydra.sweep.dir")]
             folder.write(Sweep(typed, began="now", total=4, status="failed"), jobs)
         return 0
@@ -141,7 +142,7 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path, launched):
 def test_no_choice_is_made_of_a_search_that_was_cut_short(tmp_path, launched, status):
     tune_in(tmp_path)
     sweep = SweepFolder(tmp_path / "search" / "0")
-    sweep.write(replace(sweep.read(), status=status), sweep.entries())
+    sweep.write(replace(sweep.read(), status=status), sweep.jobs().values())
     with pytest.raises(ConfigError, match=f"the search of 0 is {status}: the same command goes on"):
         tune_in(tmp_path)
     assert launched[-1] == ["-m", "--resume", str(sweep.path)]
