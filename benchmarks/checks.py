@@ -85,17 +85,17 @@ def measured(clock: Clock) -> Iterator[None]:
     decode, append = reply_fold.decode, results.RowsFile.append
     plain = clock.timed("plain", _plain)
 
-    def decode_both(self: Any, message: Message, *args: Any, **words: Any) -> Any:
+    def decode_both(message: Message, *args: Any, **words: Any) -> Any:
         plain(message)
-        return clock.timed("decode", decode)(self, message, *args, **words)
+        return clock.timed("decode", decode)(message, *args, **words)
 
     def append_row(self: Any, row: Any) -> None:
         append(self, row)
         if self.path.name == results.METRICS:
             clock.end_round()
 
-    def send(grid: Grid, training: TrainingRound, *, fold: bool) -> RoundReplies:
-        return send_round(grid, training, fold=False)
+    def send(grid: Grid, training: TrainingRound, check: Any, *, own: bool) -> RoundReplies:
+        return send_round(grid, training, check, own=True)  # the server decodes every reply itself
 
     with (
         mock.patch.object(federated, "send_round", send),
