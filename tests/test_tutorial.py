@@ -208,8 +208,8 @@ def test_it_prints_what_the_text_says(walk):
 def test_the_run_learns_and_weight_zero_of_the_sweep_is_fedavg(walk):
     first = walk.summary("first")
     zero, one = (
-        walk.summary(path.relative_to(walk.work))
-        for path in sorted(walk.work.glob("sweep/*_weight[01]_*"))
+        walk.summary(next(walk.work.glob(f"sweep/*_weight{weight}_*")).relative_to(walk.work))
+        for weight in ("0", "0.1")
     )
     assert first["accuracy"] > 0.4
     names = [found["strategy"] for found in (first, zero, one)]

@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import OverrideParseException
 
 from fedhet.common.errors import ConfigError
+from fedhet.conf.catalogue import is_own, method_of
 from fedhet.conf.mistakes import options_with
 
 _MULTIRUN = ("-m", "--multirun")
@@ -43,7 +44,7 @@ def with_single_sweeps(words: Sequence[str]) -> list[str]:
 def _as_sweep(word: str, swept: Mapping[str, Sequence[str]], parser: OverridesParser) -> str:
     key, equals, value = word.partition("=")
     options = swept.get(key.partition(".")[0], ()) if "." in key and equals else ()
-    having = options_with(key) if options else ()
+    having = [*options_with(key), *_own_methods_with(key, options)] if options else []
     if not having:
         return word
     lacking = [one for one in options if not set(one.strip("[]").split(",")) & set(having)]
@@ -55,6 +56,12 @@ def _as_sweep(word: str, swept: Mapping[str, Sequence[str]], parser: OverridesPa
     override = _parsed(parser, word)
     is_single = override is not None and not override.is_sweep_override()
     return f"{key}=choice({value})" if is_single else word
+
+
+def _own_methods_with(key: str, options: Sequence[str]) -> list[str]:
+    """Return the methods of the user's own among swept options that have a key."""
+    names = {name for option in options for name in option.strip("[]").split(",")}
+    return [name for name in sorted(names) if is_own(name) and key in method_of(name)["keys"]]
 
 
 def is_single(override: Override) -> bool:
