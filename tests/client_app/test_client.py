@@ -204,7 +204,7 @@ class Careless(ClientSide):
         (Careless({"mine/c": {"n": torch.ones(1)}}, {}), "mine/c']"),
         (Careless({"n": 3.0}, {}), "state['n'] float"),
         (Careless({"n": {"x": 1}}, {}), "state['n'] dict"),
-        (Careless(sends=None), "strategy.client_sides.own NoneType"),
+        (Careless(sends=None), "strategy=own NoneType"),
         (Careless(sends={}, adds=torch.ones(2)), "2"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -31,7 +32,7 @@ from fedhet.runtimes.deployment.run_record import RunRecord, read_record
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.server_app.listeners import Start
 from fedhet.server_app.loggers.run_log import RunLog
-from fedhet.sweep.resume import Plan, plan_for
+from fedhet.sweep.resume import FolderTaken, Plan, plan_for
 from tests.drills.test_docker import keys
 from tests.refused import refused
 
@@ -517,7 +518,8 @@ def test_a_run_can_be_submitted_from_any_thread(tmp_path):
 def test_a_sweep_resumes_a_job_whose_checkpoints_are_elsewhere(tmp_path):
     RunRecord("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0).write(tmp_path)
     assert plan_for(tmp_path, recipe()) is Plan.CONTINUE
-    assert plan_for(tmp_path, recipe(**{"local.lr": 0.3})) is Plan.REPLACE
+    with pytest.raises(FolderTaken, match=re.escape(str(tmp_path))):
+        plan_for(tmp_path, recipe(**{"local.lr": 0.3}))
 
 
 def test_a_fetched_model_must_have_the_runs_parameters(monkeypatch, tmp_path):

@@ -326,7 +326,7 @@ def test_a_method_whose_clients_keep_no_model_is_named(tmp_path, ditto_run, refu
     tensors, _, label = load_tensors(state)
     other = {name.replace("ditto/", "other/"): value for name, value in tensors.items()}
     save_tensors(tmp_path / "other.safetensors", other, label)
-    said = "lacks ditto, of which strategy.client_sides.ditto makes the client's own model"
+    said = "lacks ditto, of which strategy=ditto makes the client's own model"
     assert said in refused(main, ditto_run, "--state", tmp_path / "other.safetensors")
 
 

@@ -1,6 +1,8 @@
 """fedhet-tune: the choice by the held-out score, and a run that says so."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,6 +10,7 @@ import yaml
 
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, fingerprint
+from fedhet.sweep.resume import FolderTaken
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 from fedhet.tools import tune as module
 from fedhet.tools.tune import (
@@ -96,8 +99,12 @@ def completed(run, *words):
 @pytest.mark.slow
 def test_it_searches_chooses_logs_and_runs_and_again_resumes_and_skips(tmp_path, launched):
     completed(tmp_path / "runs" / "0", "local.lr=0.1", "schedule=constant")  # of another choice
+    with pytest.raises(FolderTaken, match=re.escape(str(tmp_path / "runs" / "0"))):
+        tune_in(tmp_path)
+    shutil.rmtree(tmp_path / "runs" / "0")
     tune_in(tmp_path)
-    search, run = launched
+    search, again, run = launched
+    assert again == ["-m", "--resume", str(tmp_path / "search" / "0")]
     assert search[:4] == ["-m", "task=digits", *GRID]
     assert {"rounds=2", "hydra.sweeper.params=null", "evaluation.clients=true"} <= {*search}
     assert run[:3] == ["task=digits", "local.lr=0.2", "schedule=constant"]
@@ -107,10 +114,9 @@ def test_it_searches_chooses_logs_and_runs_and_again_resumes_and_skips(tmp_path,
     assert logged["chosen"] == ["local.lr=0.2", "schedule=constant"]
     assert [one["accuracy"] for one in logged["candidates"]] == [0.4, 0.5, 0.4 + 2 / 10, None]
     assert logged["words"].endswith("the best of 3")
-    assert (tmp_path / "runs" / "replaced" / "0_1" / "summary.json").is_file()
     completed(tmp_path / "runs" / "0", "local.lr=0.2", "schedule=constant")
     tune_in(tmp_path)
-    assert launched[2:] == [["-m", "--resume", str(tmp_path / "search" / "0")]]
+    assert launched[3:] == [["-m", "--resume", str(tmp_path / "search" / "0")]]
 
 
 @pytest.mark.slow
