@@ -3,9 +3,8 @@
 import pytest
 
 import fedhet
-from docs.generator.__main__ import methods, options
 from fedhet.common.configured import fields
-from fedhet.conf import catalogue, compose_overrides, project
+from fedhet.conf import compose_overrides, project
 from fedhet.conf.build import strategy_of
 from fedhet.flower_apps import _App
 from fedhet.server_app.assembly import check_parts
@@ -121,7 +120,3 @@ def test_several_methods_are_a_class_that_names_them():
     found = combined([SCAFFOLD(), fedhet.FedProx()], Parts(), Setup())
     assert type(found).__name__ == "FedProx_SCAFFOLD"
     assert set(found.client_sides) == {"fedprox", "scaffold"}
-
-
-def test_the_catalogue_is_made_of_the_classes():
-    assert catalogue.FILE.read_text(encoding="utf-8") == catalogue.written(methods(), options())

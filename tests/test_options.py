@@ -5,8 +5,6 @@ from functools import partial
 import pytest
 from omegaconf import OmegaConf
 
-from docs.generator.__main__ import methods as method_classes
-from docs.generator.__main__ import options as option_classes
 from fedhet.common.configured import Configured, fields
 from fedhet.common.errors import ConfigError
 from fedhet.conf import build_part, catalogue, compose_overrides
@@ -84,11 +82,6 @@ def test_an_option_builds_its_class_with_the_recipes_values(group, name):
         kept = getattr(found, one)
         if not isinstance(kept, Configured) and plain is not None:  # None: the class chooses
             assert kept == plain
-
-
-def test_the_catalogue_is_what_the_classes_say():
-    made = catalogue.written(method_classes(), option_classes())
-    assert made == catalogue.FILE.read_text(encoding="utf-8"), "run `make docs`"
 
 
 @pytest.mark.parametrize(("group", "name"), OPTIONS)
