@@ -111,7 +111,11 @@ def load(path: str) -> type[Any]:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"strategy={path} cannot be imported: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Configured) and hasattr(found, "parts")):
+    if not (
+        isinstance(found, type)
+        and issubclass(found, Configured)
+        and hasattr(found, "replaces")  # a MethodPart has none
+    ):
         raise ConfigError(
             f"strategy={path} is no method: it must be a subclass of fedhet.Method (docs/own.md)"
         )

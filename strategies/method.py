@@ -125,8 +125,8 @@ def combined(methods: Sequence[Method], options: Parts, setup: Setup) -> Federat
         ConfigError: if two of them replace a slot.
     """
     kinds = sorted((type(one) for one in methods), key=lambda kind: kind.name)
-    name = "_".join(kind.__name__ for kind in kinds)
-    made = type(name, (FederatedStrategy,), {"__doc__": f"{' and '.join(map(str, kinds))}."})
+    names = [kind.__name__ for kind in kinds]
+    made = type("_".join(names), (FederatedStrategy,), {"__doc__": f"{' and '.join(names)}."})
     found: FederatedStrategy = made(parts_together(methods) | options, setup)
     return found
 

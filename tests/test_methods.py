@@ -102,7 +102,13 @@ def test_a_method_of_the_users_runs_as_fedhets_do(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["tests.nowhere:Mine", f"{__name__}:Nowhere", f"{__name__}:NotAMethod"]
+    "name",
+    [
+        "tests.nowhere:Mine",
+        f"{__name__}:Nowhere",
+        f"{__name__}:NotAMethod",
+        "fedhet.strategies.fedcm:ClientMomentum",
+    ],
 )
 def test_a_class_that_is_no_method_is_refused_by_its_name(name):
     with refused(f"strategy={name}"):
@@ -119,4 +125,12 @@ def test_two_methods_that_replace_one_slot_are_refused():
 def test_several_methods_are_a_class_that_names_them():
     found = combined([SCAFFOLD(), fedhet.FedProx()], Parts(), Setup())
     assert type(found).__name__ == "FedProx_SCAFFOLD"
+    assert found.__doc__ == "FedProx and SCAFFOLD."
     assert set(found.client_sides) == {"fedprox", "scaffold"}
+
+
+@pytest.mark.parametrize("words", ["fedprox", "[fedprox,feddw]"])
+def test_the_servers_rate_reaches_one_method_and_several(words):
+    recipe = compose_overrides((f"strategy={words}", "server.lr=0.5"))
+    strategy = strategy_of(recipe, 2, Setup())
+    assert strategy.server_step.optimizer.lr == 0.5
