@@ -118,7 +118,7 @@ def _runs_table(runs: Sequence[Run]) -> Table:
         "refused or missing. MB: up and down. Recipe: its fingerprint, which differs by seed."
     )
     by_loss = score_of(runs) == "loss"
-    return Table.of(pd.DataFrame([_run_row(run, by_loss) for run in runs]), caption, words=4)
+    return Table(pd.DataFrame([_run_row(run, by_loss) for run in runs]), caption, words=4)
 
 
 def _run_row(run: Run, by_loss: bool) -> dict[str, str]:
@@ -166,7 +166,7 @@ def _troubles(runs: Sequence[Run]) -> list[Block]:
         if r.status not in (COMPLETED, RUNNING) and not r.error
     ]
     frame = pd.DataFrame(rows, columns=["run", "status", "reason"])
-    return [Heading(2, PARTS[0]), Table.of(frame, words=3)] if rows else []
+    return [Heading(2, PARTS[0]), Table(frame, words=3)] if rows else []
 
 
 def _versions(runs: Sequence[Run]) -> pd.DataFrame:
@@ -184,11 +184,10 @@ def _versions(runs: Sequence[Run]) -> pd.DataFrame:
 def _grouped_table(runs: Sequence[Run], frame: pd.DataFrame, caption: str) -> Table:
     """Return a row for each group of runs that are equal in all columns."""
     columns = list(frame.columns)
-    if frame.empty:
-        return Table(["runs"], [], caption)
-    groups = frame.groupby(columns, sort=False).groups
-    rows = [[_named(runs, numbers), *frame.loc[numbers[0]]] for numbers in groups.values()]
-    return Table.of(pd.DataFrame(rows, columns=["runs", *columns]), caption, words=len(columns) + 1)
+    groups = frame.groupby(columns, sort=False).groups.values() if columns else []
+    rows = [[_named(runs, numbers), *frame.loc[numbers[0]]] for numbers in groups]
+    named = pd.DataFrame(rows, columns=["runs", *columns])
+    return Table(named, caption, words=named.shape[1])
 
 
 def _named(runs: Sequence[Run], numbers: Any) -> str:
@@ -215,7 +214,7 @@ def distrusted(runs: Sequence[Run]) -> list[Block]:
         "Clients, and in how many rounds. Honest clients are among them: a robust aggregator "
         "leaves out who differs, and Krum all but one."
     )
-    return [Heading(3, "Distrusted clients"), Table.of(frame, caption, words=4)]
+    return [Heading(3, "Distrusted clients"), Table(frame, caption, words=4)]
 
 
 def _entry(counts: Mapping[str, int]) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Table
+from fedhet.report.blocks import Block, Heading, Listing, Paragraph, Table
 from fedhet.report.class_counts import partition_of
 from fedhet.report.colors import AXIS, INK, PALETTE
 from fedhet.report.data_file import Partition
@@ -116,14 +117,14 @@ def _table(found: Sequence[Norms]) -> Table:
         held = [value for value in norms.correlations(held=True) if value is not None]
         negative = f"{sum(value < 0 for value in every)} of {len(every)}"
         means = [f"{np.mean(values):.2f}" if values else "-" for values in (every, held)]
-        rows.append([Entry(text) for text in (norms.label, *means, negative)])
+        rows.append([norms.label, *means, negative])
     heads = ["", "rank correlation", "of held classes alone", "clients with a negative one"]
     caption = (
         "Spearman's rank correlation of class share and weight norm over a client's classes, the "
         "mean over the clients; then over the classes that a client holds, if at least two. "
         "FedDW's section III-B says that it is negative for a classifier without bias."
     )
-    return Table(heads, rows, caption)
+    return Table(pd.DataFrame(rows, columns=heads), caption)
 
 
 def _caption(found: Sequence[Norms], shown: Sequence[Norms]) -> str:

@@ -13,7 +13,7 @@ from fedhet.report.blocks import Block, Heading
 from fedhet.report.class_counts import partition_of
 from fedhet.report.colors import AXIS, INK
 from fedhet.report.data_file import Partition
-from fedhet.report.layout import Layout, cells_with_runs, first_runs
+from fedhet.report.layout import Layout, first_runs
 from fedhet.report.names import plain
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.run_data import Run
@@ -48,7 +48,7 @@ def generated(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]
     runs = first_runs(layout, generated_of)
     if not runs or not can_plot():
         return []
-    order = [id(run) for _, _, cell in cells_with_runs(layout) for run in cell.runs]
+    order = list(map(id, layout.completed))
     runs.sort(key=lambda pair: order.index(id(pair[1])))
     counted = partitions()
     found = _different([d for label, run in runs for d in _decoders(label, run, counted)])
