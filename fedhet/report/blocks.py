@@ -56,6 +56,11 @@ class Listing:
     code: bool = False
 
 
+def not_available(reasons: Sequence[str]) -> list[Block]:
+    """Return why some of what a section shows is missing; nothing if it is all there."""
+    return [Paragraph("Not available here:"), Listing(reasons)] if reasons else []
+
+
 @dataclass(frozen=True)
 class Entry:
     """A table's entry: a text, a smaller one below it, and whether it is the column's best."""

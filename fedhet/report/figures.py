@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedhet.report.blocks import Block, Chart, Heading, Key, Listing, Paragraph, Table
+from fedhet.report.blocks import Block, Chart, Heading, Key, Paragraph, Table, not_available
 from fedhet.report.charts import Curve, Panel, common_range, gallery
 from fedhet.report.data_file import AGREEMENT, Partition
 from fedhet.report.layout import NO_COLUMN, Cell, Layout
@@ -250,9 +250,7 @@ def partitions(found: Sequence[Partition], stem: Path) -> list[Block]:
     for number, partition in enumerate(shown, 1):
         chart = _partition_chart(partition, f"{stem.name}_partition_{number}")
         blocks += [Heading(3, partition.title), chart]
-    if missing := [f"{p.title}: {p.error}" for p in found if p.error]:
-        blocks += [Paragraph("Not available here:"), Listing(missing)]
-    return blocks
+    return blocks + not_available([f"{p.title}: {p.error}" for p in found if p.error])
 
 
 def _partition_chart(partition: Partition, name: str) -> Chart:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeVar
 
 from fedhet.common.results import COMPLETED
 from fedhet.conf import FOLDER_KEYS, NOTES, SITE_KEYS
 from fedhet.report.names import method_title
 from fedhet.report.run_data import Run, by_seed
+
+Found = TypeVar("Found")
 
 METHOD_KEYS = "strategy."
 NO_COLUMN = "all runs"
@@ -171,10 +175,13 @@ def _cell(row: str, column: str, method: str, runs: Sequence[Run], notes: list[s
     return Cell(row, column, method, tuple(sorted(chosen.values(), key=by_seed)), others)
 
 
-def first_runs(layout: Layout, has: Callable[[Run], object]) -> list[tuple[str, Run]]:
-    """Return each cell's first run for which ``has`` is true, named by row and column."""
-    found = ((cell.name, next(filter(has, cell.runs), None)) for cell in layout.cells)
-    return [(name, run) for name, run in found if run is not None]
+def first_runs(layout: Layout, read: Callable[[Run], Found | None]) -> list[tuple[str, Run, Found]]:
+    """Return each cell's first run for which ``read`` finds something, with its name and that."""
+    found = []
+    for cell in layout.cells:
+        known = ((cell.name, run, each) for run in cell.runs if (each := read(run)))
+        found += list(islice(known, 1))
+    return found
 
 
 def only_runs(layout: Layout, has: Callable[[Run], object]) -> Layout:

@@ -128,7 +128,7 @@ def _run_row(run: Run, by_loss: bool) -> dict[str, str]:
         **{"run": run.name, "method": method_title(run.method), "seed": _format(run.seed, "")},
         "status": run.status,
         "rounds": _format(summary.get("rounds"), "d"),
-        **(_losses(run) if by_loss else _accuracies(run)),
+        **_scores(run, *(("loss", " loss", ".4g") if by_loss else ("accuracy", " (%)", ".2f"))),
         "failures": _format(summary.get("failures"), "d"),
         "seconds": _format(summary.get("wall_seconds"), ".1f"),
         "s/round": _format(summary.get("seconds_per_round"), ".3g"),
@@ -137,19 +137,14 @@ def _run_row(run: Run, by_loss: bool) -> dict[str, str]:
     }
 
 
-def _accuracies(run: Run) -> dict[str, str]:
-    values = [value for _, value in run.points("accuracy")]
+def _scores(run: Run, score: str, unit: str, form: str) -> dict[str, str]:
+    """Return the last and the best value."""
+    values = [value for _, value in run.points(score)]
+    scale, best = (100, max) if score == "accuracy" else (1, min)
+    last = values[-1] if values else None
     return {
-        "final (%)": _format(values[-1] if values else None, ".2f", 100),
-        "best (%)": _format(max(values, default=None), ".2f", 100),
-    }
-
-
-def _losses(run: Run) -> dict[str, str]:
-    values = [value for _, value in run.points("loss")]
-    return {
-        "final loss": _format(values[-1] if values else None, ".4g"),
-        "best loss": _format(min(values, default=None), ".4g"),
+        f"final{unit}": _format(last, form, scale),
+        f"best{unit}": _format(best(values, default=None), form, scale),
     }
 
 

@@ -145,6 +145,7 @@ class Estimate:
     bounds: Sequence[float] = ()  # lower bounds, of the runs that have not reached the target
     most: float = math.inf  # numbers lie in [0, most], and so does the interval
     scale: float | None = None  # of the scores that these are differences of; None: of the numbers
+    counts: bool = False  # of rounds, MB or seconds: 5 is shown as such, and not as 5.0
 
     @property
     def count(self) -> int:
@@ -210,7 +211,7 @@ class Estimate:
         """Return ``mean ± spread``, or ``> bound (k of n reached)``."""
         if self.spread is not None:
             return f"{self.mean:.{digits}f} ± {self.spread:.{digits}f}"
-        whole = digits == 1 and self.mean.is_integer()  # one round is 5, not 5.0
+        whole = self.counts and digits == 1 and self.mean.is_integer()
         number = f"{self.mean:.{0 if whole else digits}f}"
         return number if self.complete else f"> {number} ({self.reached} of {self.count} reached)"
 
@@ -227,7 +228,8 @@ def estimate(figure: Figure, runs: Iterable[Run]) -> Estimate | None:
     values = [value for run in runs if (value := figure.of(run)) is not None]
     numbers = [value.number for value in values if value.reached]
     bounds = [value.number for value in values if not value.reached]
-    return Estimate(numbers, bounds, figure.most) if values else None
+    counts = figure.name in TO_TARGET
+    return Estimate(numbers, bounds, figure.most, counts=counts) if values else None
 
 
 def mean_text(numbers: Sequence[float], digits: int) -> str:

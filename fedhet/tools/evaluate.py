@@ -19,7 +19,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, stdev
 
 import pandas as pd
 import torch
@@ -37,6 +36,7 @@ from fedhet.report.command import rich_table
 from fedhet.report.names import listed
 from fedhet.report.run_data import Run
 from fedhet.report.sources import completed_runs
+from fedhet.report.statistics import mean_text
 from fedhet.tasks import AnyTask
 from fedhet.tasks.config import ImageConfig
 from fedhet.tasks.evaluation import Batched, class_accuracies, classifies, evaluate_model
@@ -203,6 +203,7 @@ def _notes(
 def _texts(run: Run, one: Evaluation, names: Sequence[str]) -> dict[str, str]:
     """Return a run's texts by column, "" for what it has not."""
     held = {name: value for name, value in one.by_class.items() if value is not None}
+    augmented = [100 * value for value in one.augmented]
     lowest = min(held, key=held.__getitem__, default=None)
     return {
         "run": run.name,
@@ -211,13 +212,8 @@ def _texts(run: Run, one: Evaluation, names: Sequence[str]) -> dict[str, str]:
         "loss": f"{one.loss:.4f}",
         **{name: f"{one.metrics[name]:.4g}" if name in one.metrics else "" for name in names},
         "lowest class": "" if lowest is None else f"{lowest}: {100 * held[lowest]:.2f}",
-        "augmented %": _augmented(one.augmented),
+        "augmented %": mean_text(augmented, 2) if augmented else "",
     }
-
-
-def _augmented(accuracies: Sequence[float]) -> str:
-    spread = f" ± {100 * stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
-    return f"{100 * mean(accuracies):.2f}{spread}" if accuracies else ""
 
 
 def _parser() -> argparse.ArgumentParser:

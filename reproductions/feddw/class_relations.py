@@ -43,8 +43,7 @@ class Matrices:
 
 def relations_section(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]:
     """Return SL and CR of each cell's first run with soft labels, and their distance."""
-    runs = first_runs(layout, relations_of)
-    found = [(label, run, each) for label, run in runs if (each := relations_of(run))]
+    found = first_runs(layout, relations_of)
     if not found:
         return []
     blocks: list[Block] = [Heading(3, "Class relations")]

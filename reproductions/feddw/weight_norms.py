@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Heading, Listing, Paragraph, Table
+from fedhet.report.blocks import Block, Heading, Table, not_available
 from fedhet.report.class_counts import partition_of
 from fedhet.report.colors import AXIS, INK, PALETTE
 from fedhet.report.data_file import Partition
@@ -81,9 +81,9 @@ def norms_section(layout: Layout, partitions: Partitions, stem: Path) -> list[Bl
     if not counted:
         return []
     found, missing = [], []
-    for label, run in runs:
-        partition, heads = partition_of(run, counted), head_norms_of(run)
-        if partition is None or partition.error or heads is None:
+    for label, run, heads in runs:
+        partition = partition_of(run, counted)
+        if partition is None or partition.error:
             reason = partition.error if partition else "its partition is not counted"
             missing.append(f"{label}: {reason}")
         else:
@@ -95,8 +95,7 @@ def norms_section(layout: Layout, partitions: Partitions, stem: Path) -> list[Bl
         path = stem.with_name(f"{stem.name}_norms")
         blocks.append(picture_grid(pictures, _caption(found, shown), path, HEIGHT))
     blocks += [_table(found)] if found else []
-    blocks += [Paragraph("Not available here:"), Listing(missing)] if missing else []
-    return blocks
+    return blocks + not_available(missing)
 
 
 def _norms(label: str, heads: HeadNorms, partition: Partition) -> Norms:

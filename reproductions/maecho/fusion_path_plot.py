@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Heading, Listing, Paragraph, Table
+from fedhet.report.blocks import Block, Heading, Table, not_available
 from fedhet.report.colors import AXIS, PALETTE
 from fedhet.report.layout import Layout, first_runs
 from fedhet.reproductions.color_bar import add_color_bar
@@ -34,8 +34,7 @@ Found = Sequence[tuple[str, FusionPath]]  # with labels
 
 def fusion(layout: Layout, stem: Path) -> list[Block]:
     """Return the fusion's path of each cell's first run that has one."""
-    runs = first_runs(layout, fusion_path_of)
-    named = [(label, path) for label, run in runs if (path := fusion_path_of(run))]
+    named = [(label, path) for label, _, path in first_runs(layout, fusion_path_of)]
     found = [(label, path) for label, path in named if not path.error]
     missing = [f"{label}: {path.error}" for label, path in named if path.error]
     if not named:
@@ -52,8 +51,7 @@ def fusion(layout: Layout, stem: Path) -> list[Block]:
         file = stem.with_name(f"{stem.name}_fusion")
         blocks.append(picture_grid(pictures, caption, file, HEIGHT))
     blocks += [_table(found)] if found else []
-    blocks += [Paragraph("Not available here:"), Listing(missing)] if missing else []
-    return blocks
+    return blocks + not_available(missing)
 
 
 def _caption(shown: Found, left_out: int) -> str:

@@ -49,9 +49,9 @@ def generated(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]
     if not runs or not can_plot():
         return []
     order = list(map(id, layout.completed))
-    runs.sort(key=lambda pair: order.index(id(pair[1])))
+    runs.sort(key=lambda found: order.index(id(found[1])))
     counted = partitions()
-    found = _different([d for label, run in runs for d in _decoders(label, run, counted)])
+    found = _different([decoder for each in runs for decoder in _decoders(*each, counted)])
     shown = found[:MOST_SHOWN]
     shapes = [decoder.images.shape for decoder in shown]
     tallest = max(n * rows / (classes * columns) for n, classes, rows, columns in shapes)
@@ -63,10 +63,10 @@ def generated(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]
     return [Heading(3, "Generated digits"), picture_grid(pictures, caption, path, height)]
 
 
-def _decoders(label: str, run: Run, counted: Sequence[Partition]) -> list[Decoder]:
+def _decoders(
+    label: str, run: Run, images: Generated, counted: Sequence[Partition]
+) -> list[Decoder]:
     """Return the clients' decoders, then the run's."""
-    images = generated_of(run)
-    assert images is not None
     partition = partition_of(run, counted)
     counts = None
     names: Sequence[str] = [str(number) for number in range(images.shape[1])]

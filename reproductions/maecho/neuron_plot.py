@@ -24,8 +24,7 @@ Found = Sequence[tuple[str, Neurons]]  # with labels
 
 def neurons(layout: Layout, stem: Path) -> list[Block]:
     """Return the neurons of each cell's first run that has them."""
-    runs = first_runs(layout, neurons_of)
-    found = [(label, each) for label, run in runs if (each := neurons_of(run))]
+    found = [(label, each) for label, _, each in first_runs(layout, neurons_of)]
     if not found:
         return []
     blocks: list[Block] = [Heading(3, "Neurons")]

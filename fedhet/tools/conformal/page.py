@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 
 import numpy as np
 import pandas as pd
@@ -13,6 +12,7 @@ from fedhet.report.blocks import Block, Heading, Key, Paragraph, Table, can_draw
 from fedhet.report.charts import Curve, Panel, common_range, gallery
 from fedhet.report.colors import keys_of
 from fedhet.report.layout import NO_COLUMN, Cell, Layout
+from fedhet.report.statistics import mean_text
 from fedhet.report.tables import cell_table
 from fedhet.tasks.conformal.scores import coverage_band
 from fedhet.tasks.conformal.sketch import Grid, bytes_down, bytes_up
@@ -84,8 +84,8 @@ def _table(layout: Layout, found: Found, options: Options, reference: float | No
     for cell in layout.measured:
         sets = [found[id(run)] for run in cell.runs]
         row = [
-            _text([100 * one.accuracy for one in sets], 1),
-            _text([one.centralised["APS"].temperature for one in sets], 2),
+            mean_text([100 * one.accuracy for one in sets], 1),
+            mean_text([one.centralised["APS"].temperature for one in sets], 2),
         ]
         for name in ("APS", "RAPS"):
             row += _coverage_and_size([one.centralised[name] for one in sets], options.alpha)
@@ -110,7 +110,7 @@ def _federated_table(layout: Layout, found: Found, options: Options) -> Table:
         heads += [f"{name} coverage (%)", f"{name} size", f"{name} pooled (%)", "size"]
     for cell in layout.measured:
         sets = [found[id(run)] for run in cell.runs]
-        row = [_text([one.sketched["APS"].calibration for one in sets], 0)]
+        row = [mean_text([one.sketched["APS"].calibration for one in sets], 0)]
         for name in ("APS", "RAPS"):
             for kind in ("sketched", "pooled"):
                 measured = [getattr(one, kind)[name] for one in sets]
@@ -129,17 +129,12 @@ def _federated_table(layout: Layout, found: Found, options: Options) -> Table:
 def _coverage_and_size(measured: Sequence[Measured], alpha: float) -> list[str]:
     coverage = [100 * value for one in measured for value in one.at(alpha)[0]]
     sizes = [value for one in measured for value in one.at(alpha)[1]]
-    return [_text(coverage, 1), _text(sizes, 2)]
-
-
-def _text(values: Sequence[float], digits: int) -> str:
-    mean = f"{fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {stdev(values):.{digits}f}"
+    return [mean_text(coverage, 1), mean_text(sizes, 2)]
 
 
 def _size_at(reference: float, measured: Sequence[Measured]) -> str:
     sizes = [size for one in measured if (size := size_covering(reference, one)) is not None]
-    return _text(sizes, 2) if len(sizes) == len(measured) else "outside the levels"
+    return mean_text(sizes, 2) if len(sizes) == len(measured) else "outside the levels"
 
 
 def size_covering(reference: float, measured: Measured) -> float | None:
