@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from scipy.stats import ttest_1samp
-
 from fedhet.common.metrics import evaluation_of, is_of_new_model, larger_is_better, metric_of
 from fedhet.common.results import ROUNDS_WITHOUT_ROWS
 from fedhet.report.names import column_title
@@ -185,6 +183,8 @@ class Estimate:
             return None
         if max(self.numbers) - min(self.numbers) <= self.rounding:
             return None
+        from scipy.stats import ttest_1samp  # half a second, which --help does without
+
         low, high = ttest_1samp(self.numbers, 0).confidence_interval(LEVEL)
         if self.most < math.inf:
             low, high = max(0.0, low), min(self.most, high)
