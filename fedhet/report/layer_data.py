@@ -98,7 +98,7 @@ def _of_layers(rows: Sequence[Row]) -> dict[str, Any]:
 def _pairs_mean(matrix: Values) -> float:
     """Return the mean of a symmetric matrix's entries above the diagonal; NaN without any."""
     values = np.asarray(matrix, dtype=float)
-    return float(pd.Series(values[np.triu_indices(len(values), 1)]).mean())
+    return float(pd.Series(values[np.triu(np.ones_like(values, dtype=bool), 1)]).mean())
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:
