@@ -19,8 +19,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, stdev
 
+import pandas as pd
 import torch
 from rich.console import Console
 from torch import nn
@@ -31,11 +31,12 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_file
 from fedhet.conf.metrics import check_metric_words
 from fedhet.load_run import model_of, recipe_of, summary_of
-from fedhet.report.blocks import Entry, Table
+from fedhet.report.blocks import Table
 from fedhet.report.command import rich_table
 from fedhet.report.names import listed
 from fedhet.report.run_data import Run
 from fedhet.report.sources import completed_runs
+from fedhet.report.statistics import mean_text
 from fedhet.tasks import AnyTask
 from fedhet.tasks.config import ImageConfig
 from fedhet.tasks.evaluation import Batched, class_accuracies, classifies, evaluate_model
@@ -180,11 +181,8 @@ def _require_same_examples(folder: Path, task: AnyTask) -> None:
 def _table(found: Sequence[tuple[Run, Evaluation]], notes: Sequence[str]) -> Table:
     """Return a row for each run; a column that no run has is left out."""
     names = dict.fromkeys(name for _, one in found for name in one.metrics if "/" not in name)
-    head = ["run", "examples", "accuracy %", "loss", *names, "lowest class", "augmented %"]
-    rows = [_texts(run, figures, list(names)) for run, figures in found]
-    used = [number for number in range(len(head)) if any(row[number] for row in rows)]
-    entries = [[Entry(row[number]) for number in used] for row in rows]
-    return Table([head[number] for number in used], entries, "; ".join(notes), words=1)
+    frame = pd.DataFrame([_texts(run, figures, list(names)) for run, figures in found])
+    return Table(frame.loc[:, (frame != "").any()], "; ".join(notes))
 
 
 def _notes(
@@ -202,24 +200,20 @@ def _notes(
     return notes
 
 
-def _texts(run: Run, one: Evaluation, names: Sequence[str]) -> list[str]:
-    """Return a run's texts, "" for what it has not."""
+def _texts(run: Run, one: Evaluation, names: Sequence[str]) -> dict[str, str]:
+    """Return a run's texts by column, "" for what it has not."""
     held = {name: value for name, value in one.by_class.items() if value is not None}
+    augmented = [100 * value for value in one.augmented]
     lowest = min(held, key=held.__getitem__, default=None)
-    return [
-        run.name,
-        str(one.examples),
-        "" if one.accuracy is None else f"{100 * one.accuracy:.2f}",
-        f"{one.loss:.4f}",
-        *(f"{one.metrics[name]:.4g}" if name in one.metrics else "" for name in names),
-        "" if lowest is None else f"{lowest}: {100 * held[lowest]:.2f}",
-        _augmented(one.augmented),
-    ]
-
-
-def _augmented(accuracies: Sequence[float]) -> str:
-    spread = f" ± {100 * stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
-    return f"{100 * mean(accuracies):.2f}{spread}" if accuracies else ""
+    return {
+        "run": run.name,
+        "examples": str(one.examples),
+        "accuracy %": "" if one.accuracy is None else f"{100 * one.accuracy:.2f}",
+        "loss": f"{one.loss:.4f}",
+        **{name: f"{one.metrics[name]:.4g}" if name in one.metrics else "" for name in names},
+        "lowest class": "" if lowest is None else f"{lowest}: {100 * held[lowest]:.2f}",
+        "augmented %": mean_text(augmented, 2) if augmented else "",
+    }
 
 
 def _parser() -> argparse.ArgumentParser:

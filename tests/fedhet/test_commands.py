@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fedhet.commands import at_least, number_between, reported_errors, table_console
@@ -148,7 +149,8 @@ def test_another_flower_is_refused_by_the_runtimes_that_start_its_programs(monke
 def test_a_table_in_a_pipe_is_whole_and_brackets_in_it_are_no_markup(monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
     names = [f"c10_practical_strategy=[fedprox,fedavgm]_seed_{number}" for number in range(12)]
-    table = rich_table(Table(names, [[Entry(f"{n}[/b]", "[red]") for n in names]], "", words=12))
+    frame = pd.DataFrame({name: [Entry(f"{name}[/b]", "[red]")] for name in names})
+    table = rich_table(Table(frame, words=12))
     table_console().print(table)
     printed = capsys.readouterr().out
     assert sum(all(name in line for name in names) for line in printed.splitlines()) == 2

@@ -108,7 +108,7 @@ def test_classes_without_examples_are_grey(write, tmp_path, monkeypatch):
     run = write(4, (1, 2))
     partition = Partition("p", {}, ("a", "b", "c"), [[5, 0, 1], [0, 7, 0]], clients=2)
     monkeypatch.setattr(module, "partition_of", lambda run, counted: counted[0])
-    found = module._decoders("maecho", run, [partition])
+    found = module._decoders("maecho", run, module.generated_of(run), [partition])
     assert [d.trained for d in found] == [[True, False, True], [False, True, False], [True] * 3]
     blocks = generated(automatic_layout([run]), lambda: [partition], tmp_path / "report")
     assert "Grey: classes without examples" in blocks[-1].caption
