@@ -100,8 +100,8 @@ def _mixed(own: Tensors, params: Tensors, alpha: Tensor) -> dict[str, Tensor]:
 
 
 class APFL(Method):
-    """APFL (Deng et al. 2020): personalised; FedAvg, and at every client a second model that is
-    mixed with the global one by a learnt share.
+    """APFL (Deng et al. 2020): personalised; FedAvg, and every client mixes a second model with
+    the global one by a learnt share.
     """
 
     settings = OWN_MODELS
@@ -109,7 +109,7 @@ class APFL(Method):
     alpha: Share = 0.5
     """the first share of the client's own model in the mixture"""
     alpha_lr: NotNegative | None = None
-    """step size of the share; 0 keeps it, null: local.lr"""
+    """step size of the share; 0 keeps the share, null is local.lr"""
 
     def parts(self) -> Parts:
         """Add the second model at the clients."""

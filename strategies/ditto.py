@@ -77,15 +77,15 @@ class DittoClient(ClientSide):
 
 
 class Ditto(Method):
-    """Ditto (Li et al. 2021): personalised; FedAvg, and at every client a second model that trains
-    near the global one and stays there.
+    """Ditto (Li et al. 2021): personalised; FedAvg, and every client trains a second model near
+    the global one, which it keeps.
     """
 
     settings = OWN_MODELS
 
     coefficient: NotNegative = 1.0
-    """lambda, how strongly the client's own model is drawn to the global one; the authors' scripts:
-    1; 0 trains it alone"""
+    """lambda, how strongly the global model pulls the client's own; 0 trains it alone; the authors'
+    scripts have 1"""
 
     def parts(self) -> Parts:
         """Add the second model at the clients."""

@@ -94,8 +94,8 @@ class Ensemble(Method):
     requires = MappingProxyType({"strategy.personal": "none", "strategy.output": None})
 
     masked: bool = True
-    """a model says nothing of classes that its client has at most one example of; false: the plain
-    mean of logits, and no class counts are sent"""
+    """true: a model has no say in classes of which its client has at most one example; false: the
+    plain mean of logits, without class counts"""
 
     def parts(self) -> Parts:
         """Keep all models as the output."""

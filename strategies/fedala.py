@@ -152,12 +152,11 @@ class FedALA(Method):
     settings = OWN_MODELS
 
     layers: Selector = "head.*"
-    """the tensors that are mixed: all | last:N | first:N | patterns; the others are the global
-    ones"""
+    """the tensors to mix: all | last:N | first:N | patterns; the others start as the global ones"""
     eta: NotNegative = 1.0
     """step size of the mixing weights; 0 is FedAvg"""
     data_share: ShareAboveZero = 0.8
-    """share of a client's examples that the mix is learnt on; FedDW's code: 1"""
+    """share of a client's examples on which it learns the mix; FedDW's code: 1"""
     until_std: Positive | None = None
     """repeat the first pass until the last 10 losses' standard deviation is below this (the
     authors' code: .1); null: one pass"""

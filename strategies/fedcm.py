@@ -220,8 +220,8 @@ class ClientMomentum(MethodPart):
     alpha: ShareAboveZero = 0.1
     """weight of the fresh gradient; 1 is FedAvg"""
     source: Source = "aggregate"
-    """m is made of the aggregate (as in the papers) | mean: of the clients' mean update, before
-    norm_mean stretches it"""
+    """what m is made from: aggregate (as in the papers) | mean (the clients' mean update, before
+    norm_mean stretches it)"""
 
     def parts(self) -> Parts:
         """Add the two halves."""

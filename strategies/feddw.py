@@ -114,7 +114,7 @@ class FedDW(Method):
     decay: Share = 1.0
     """factor on mu at the start of every decay_every rounds; the released code has .1"""
     decay_every: Count = 9
-    """so many rounds"""
+    """how many rounds pass between two decays"""
     linearised_every: Whole = 0
     """0: eq. 11; n: the convex variant, eq. 30, its reference taken again every n steps"""
     soft_labels: SoftLabels = SoftLabels()

@@ -123,7 +123,7 @@ class FedDynServer:
 
 class FedDyn(Method):
     """FedDyn (Acar et al. 2021): a linear term moves each client's optimum to the common one; for
-    many rounds with clients that return.
+    long runs with clients that return.
 
     H is the mean of h_i over all clients with the plain mean alone.
     """

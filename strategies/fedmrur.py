@@ -115,9 +115,9 @@ class ManifoldRegularizer(ClientSide):
 
 
 class FedMRUR(Method):
-    """FedMRUR (An et al. 2023): MoFedSAM whose clients stay close to the global model's
-    representations in hyperbolic space, and whose server gives the mean update the updates' mean
-    norm; against strong skew.
+    """FedMRUR (An et al. 2023): MoFedSAM; clients stay close to the global model's
+    representations in hyperbolic space, and the server stretches the mean update to the updates'
+    mean norm; against strong skew.
     """
 
     replaces = frozenset({"aggregator", "optimizer"})
@@ -127,7 +127,7 @@ class FedMRUR(Method):
     sigma: Positive = 10000.0
     """scale of the squared distance"""
     beta: Positive = 1.0
-    """of the hyperboloid"""
+    """beta of the hyperboloid <L, L> = -beta"""
     space: Space = "lorentz"
     """where distances are taken: lorentz | euclidean"""
     lifts: Lifts = "representation"

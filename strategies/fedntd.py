@@ -50,8 +50,8 @@ class FedNTDClient(ClientSide):
 
 
 class FedNTD(Method):
-    """FedNTD (Lee et al. 2022): keeps what the received model says about the classes that are not
-    the example's own, which clients with few classes forget; against label skew.
+    """FedNTD (Lee et al. 2022): keeps the received model's outputs for the other classes than the
+    example's own, which clients with few classes forget; against label skew.
     """
 
     beta: NotNegative = 1.0

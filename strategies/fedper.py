@@ -23,8 +23,8 @@ from fedhet.strategies.method import Method
 
 
 class FedPer(Method):
-    """FedPer (Arivazhagan et al. 2019): personalised; the body is shared, and every client keeps a
-    head of its own.
+    """FedPer (Arivazhagan et al. 2019): personalised; clients share the body, and each keeps its
+    own head.
     """
 
     replaces = frozenset({"personal"})

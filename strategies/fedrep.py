@@ -26,7 +26,7 @@ from fedhet.strategies.method import Method
 
 
 class FedRep(Method):
-    """FedRep (Collins et al. 2021): personalised; every client fits a head of its own to the shared
+    """FedRep (Collins et al. 2021): personalised; every client fits its own head to the shared
     body, then the body to the head.
     """
 
@@ -43,5 +43,5 @@ class FedRep(Method):
     )
 
     head_epochs: Count = 1
-    """of local.epochs, for the head, first; the body gets the rest (the paper: all but one; FedDW's
-    code: 1 of 5)"""
+    """how many of local.epochs train the head, first; the others train the body (the paper: all but
+    one; FedDW's code: 1 of 5)"""

@@ -99,8 +99,8 @@ class FedRoDClient(ClientSide):
 
 
 class FedRoD(Method):
-    """FedRoD (Chen, Chao 2022): personalised; a shared head trained on a class-balanced loss, and
-    at every client a second head for its own classes.
+    """FedRoD (Chen, Chao 2022): personalised; clients share a head that is trained on a
+    class-balanced loss, and each keeps a second head for its own classes.
     """
 
     settings = OWN_MODELS

@@ -104,8 +104,8 @@ def _precise(values: Tensor) -> Tensor:
 
 
 class FedUV(Method):
-    """FedUV (Son et al. 2024): keeps the outputs of a batch varied and its features spread, as IID
-    data would; against label skew without more bytes.
+    """FedUV (Son et al. 2024): keeps a batch's outputs varied and its features spread, as IID data
+    would; against label skew, without more bytes.
     """
 
     variance: NotNegative = 2.5

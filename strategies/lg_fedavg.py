@@ -24,8 +24,8 @@ from fedhet.strategies.method import Method
 
 
 class LGFedAvg(Method):
-    """LG-FedAvg (Liang et al. 2020): personalised; the head is shared, and every client keeps a
-    body of its own.
+    """LG-FedAvg (Liang et al. 2020): personalised; clients share the head, and each keeps its own
+    body.
     """
 
     name = "lg_fedavg"

@@ -106,10 +106,10 @@ class PFedMe(Method):
     """lambda, how strongly the client's own model is drawn to the one that travels; the authors'
     scripts: 15 to 30"""
     steps: Count = 5
-    """K, gradient steps on the own model for each on the one that travels"""
+    """K, gradient steps on the own model per step of the model that travels"""
     lr: Positive = 0.05
-    """their size; below 2 / (coefficient + the loss's largest curvature), or they diverge; the
-    authors' scripts: .01 to .1"""
+    """size of these steps, below 2 / (coefficient + the loss's largest curvature); the authors'
+    scripts: .01 to .1"""
 
     def parts(self) -> Parts:
         """Step down the envelope at the clients."""

@@ -115,7 +115,7 @@ class RegMean(Method):
     requires = MappingProxyType({"strategy.aggregator": None, "strategy.projections.form": "ridge"})
 
     shrinkage: Share = 0.9
-    """of the entries beside the diagonals of the inputs' second moments"""
+    """factor on the off-diagonal entries of the inputs' second moments"""
     classifier: Classifier = "fused"
     """fused (as other layers) | masked (as MA-Echo's)"""
     projections: Projections = Projections()

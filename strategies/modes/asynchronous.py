@@ -47,18 +47,18 @@ class Asynchronous(Configured):
     section = "strategy.asynchronous"
 
     buffer: Count = 10
-    """K, replies of a step"""
+    """K, how many replies make a step"""
     discount: Discount = "polynomial"
-    """of a reply that is tau steps stale: polynomial, (1 + tau)^-exponent | hinge, 1 up to the
-    threshold, then 1 / (exponent (tau - threshold) + 1) | constant"""
+    """weight of a reply that is tau steps stale: polynomial, (1 + tau)^-exponent | hinge, 1 up to
+    the threshold, then 1 / (exponent (tau - threshold) + 1) | constant, 1"""
     exponent: NotNegative = 0.5
-    """a"""
+    """a, the exponent of polynomial and hinge"""
     threshold: NotNegative = 4.0
-    """b of hinge"""
+    """b, the threshold of hinge"""
     max_staleness: Whole | None = None
-    """staler replies are not waited for; null: any count"""
+    """the server rejects staler replies; null: it accepts all"""
     towards_model: bool = False
-    """FedAsync's step, to y_i; false: along the client's change, as FedBuff steps"""
+    """true: step towards y_i, as FedAsync does; false: along the client's change, as FedBuff"""
     seed: Annotated[Seed, Key("seed")] = 0
 
     def weight(self, staleness: int) -> float:

@@ -123,9 +123,9 @@ class Int8(Codec):
     """
 
     block: Count = 128
-    """how many numbers share a scale, of 4 bytes"""
+    """how many numbers share a scale of 4 bytes"""
     error_feedback: bool = False
-    """true: what rounding takes from an update is kept at the client and added to the next"""
+    """true: the client keeps the rounding error of an update and adds it to its next update"""
     levels: ClassVar[int] = 127
 
     def arrays(self, size: int) -> Arrays:
@@ -194,7 +194,7 @@ class _Share(Codec):
     """Sends a share of the numbers."""
 
     share: ShareAboveZero = 0.01
-    """of the numbers"""
+    """share of the numbers that is sent"""
 
     def count(self, size: int) -> int:
         """Return how many of ``size`` numbers are sent, at least one."""
@@ -207,7 +207,7 @@ class TopK(_Share):
     """
 
     error_feedback: bool = True
-    """the other numbers are kept at the client and added to the next update; false: they are
+    """true: the client keeps the other numbers and adds them to its next update; false: they are
     lost"""
 
     def arrays(self, size: int) -> Arrays:
@@ -242,8 +242,8 @@ class RandomK(_Share):
     """Numbers drawn at random, in float32 (Stich et al. 2018): 4 bytes for each number sent."""
 
     error_feedback: bool = True
-    """the other numbers are kept at the client and added to the next update; false: the numbers are
-    scaled by 1 / share instead, so that the mean is right"""
+    """true: the client keeps the other numbers and adds them to its next update; false: it scales
+    the sent numbers by 1 / share instead, so that the mean is right"""
 
     @property
     def contracts(self) -> bool:
@@ -314,7 +314,7 @@ class Compression(Option):
     down: Down = "none"
     """what clients receive: the model and a method's vectors"""
     seed: Annotated[Seed, Refers("${seed}")] = 0
-    """of the run"""
+    """seed of the run"""
 
     @property
     def codec_down(self) -> Codec | None:

@@ -51,9 +51,9 @@ class RobustAggregator(Option):
     reads = Reads.REPLIES
 
     bucket_size: Count = 1
-    """s of bucketing: the rule sees the means of s replies each; 1: no buckets"""
+    """s: the rule sees the means of s replies each; 1: no buckets"""
     seed: Annotated[Seed, Refers("${seed}")] = 0
-    """of the buckets"""
+    """seed of the buckets"""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)

@@ -50,9 +50,9 @@ class CenteredClipping(RobustAggregator):
     option = "centered_clipping"
 
     radius: Positive | None = None
-    """tau, of the updates; null: the median distance of the round"""
+    """tau, how far an update may be from the centre; null: the round's median distance"""
     iterations: Count = 1
-    """of clipping, a round"""
+    """iterations of clipping per round"""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -89,11 +89,11 @@ class NormBound(RobustAggregator):
     option = "norm_bound"
 
     bound: Positive | None = None
-    """C, of the updates; null: it follows the quantile"""
+    """C, the longest an update may be; null: it follows the quantile"""
     quantile: Share = 0.5
-    """gamma, the share of updates that should stay as they are"""
+    """gamma, the share of updates that should not be shortened"""
     lr: Positive = 0.2
-    """eta: C <- C exp(-eta (share - gamma)), a round"""
+    """eta, how fast C follows: C <- C exp(-eta (share - gamma)) each round"""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)

@@ -40,7 +40,7 @@ class TrimmedMean(RobustAggregator):
     option = "trimmed_mean"
 
     trim: Trim = 0.2
-    """beta, the share of the clients that is cut at each end: k = floor(beta n)"""
+    """beta, the share of clients to cut at each end: k = floor(beta n)"""
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
         """Return it."""

@@ -48,7 +48,8 @@ class FLTrust(RobustAggregator):
     option = "fltrust"
 
     root: Count | Inside = 100
-    """test examples that the server trains on and does not test on: a number, or a share below 1"""
+    """how many test examples the server trains on, and does not test on: a number, or a share
+    below 1"""
     data: Reference | None = None
     """package.module:function that gives the root set instead: arrays (inputs, targets), a Dataset
     or a DataLoader"""

@@ -37,9 +37,9 @@ class GeometricMedian(RobustAggregator):
     option = "geometric_median"
 
     iterations: Count = 100
-    """of Weiszfeld, at most"""
+    """the most iterations of Weiszfeld"""
     smoothing: Positive = 1e-6
-    """nu, the least distance that divides"""
+    """nu: smaller distances count as nu, so that nothing is divided by 0"""
     tolerance: NotNegative = 1e-6
     """stop when no weight changes by a larger share"""
 

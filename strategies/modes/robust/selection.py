@@ -36,7 +36,7 @@ class Krum(RobustAggregator):
     option = "krum"
 
     attackers: Whole = 1
-    """f, assumed hostile clients of a round"""
+    """f, how many clients of a round may be hostile"""
 
     @property
     def least_vectors(self) -> int:

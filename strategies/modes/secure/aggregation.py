@@ -114,15 +114,15 @@ class SecAggPlus(Option):
     option = "secagg_plus"
 
     num_shares: ShareAboveZero | Odd = 1.0
-    """among how many of a round's clients a key is shared, its owner included: a share of them, or
-    an odd number (the paper's neighbours)"""
+    """how many clients of a round share a key, its owner included: a share of them, or an odd
+    number (the paper's neighbours)"""
     reconstruction_threshold: Majority = 0.67
-    """the share of those that can take a lost client's masks off; with fewer left the round
-    fails"""
+    """the share of those clients that is needed to remove a lost client's masks; with fewer the
+    round fails"""
     clipping_range: AtLeastOne = 8.0  # a vector's first number is 1: it is a mean of vectors
-    """R: numbers are cut off at -R and R"""
+    """R: clients cut off numbers at -R and R"""
     quantization_range: Steps | None = None
-    """steps between those; null: as many as the sum of a round has room for in 32 bits"""
+    """steps between -R and R; null: as many as 32 bits allow for a round's sum"""
     max_examples: Count = 10_000
     """the most examples that a client may have"""
 
