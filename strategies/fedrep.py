@@ -2,8 +2,8 @@
 
 Collins, Hassani, Mokhtari, Shakkottai. ICML 2021. https://arxiv.org/abs/2102.07078
 
-FedPer's parts (the body b is shared, the head h_i is a client's own), trained one after the other
-(Algorithm 1):
+FedPer's parts, a shared body b and each client's head h_i, trained one after the other (Algorithm
+1):
 
     h_i <- several epochs on the head, from h_i, at the received b
     b_i: the other epochs on the body, from b, at that head

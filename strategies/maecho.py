@@ -13,22 +13,22 @@ other (Section 5; W (out, d) on inputs of width d, so projections multiply from 
 
 This is the authors' released loop and the default: alpha_i = 1 / N; s = 1.6 and 60 iterations for
 their MLP; s = .05, 300 iterations and Norm (each row of the increment divided by its length) for
-their CNN. The paper prints two other loops, which are aggregators of their own:
+their CNN. The paper prints two other loops, which you can choose with ``loop``:
 
-    maecho_algorithm1   W <- W - 2 eta sum_i alpha_i (W - V_i) P_i,
+    loop=algorithm1     W <- W - 2 eta sum_i alpha_i (W - V_i) P_i,
                         V_i <- V_i + (W - V_i) (I - mu / (1 + mu) P_i), mu = 1       (Algorithm 1)
-    maecho_eq11         the same W step; V_i = W_i + (W - W_i) (I - mu / (1 + mu) P_i)    (eq. 11)
+    loop=equation11     the same W step; V_i = W_i + (W - W_i) (I - mu / (1 + mu) P_i)    (eq. 11)
 
 both with result W. Algorithm 1 forgets the W_i: iterated, I - P / 2 contracts W - V_i in every
 direction. The paper takes alpha from eq. 6, the weights that make the step shortest:
 
     min_alpha || sum_i alpha_i (W - V_i) P_i ||^2,   sum_i alpha_i = 1,  0 <= alpha_i <= C
 
-Here that is an option of every loop (weights=program); it lowered the accuracy of each one on the
-golden case (docs/results/maecho.md).
+Here every loop has this option (weights=program); it lowered each one's accuracy on the golden case
+(docs/results/maecho.md).
 
 The classifier is not iterated: the row of a class is the mean over the clients that hold more than
-one example of it, and 0 where no client does. Tensors that belong to no layer are averaged.
+one example of it, or 0 if no client does. Tensors that belong to no layer are averaged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which modes go together, and which methods go with them: one table, and one check of a run.
 
-A mode leaves the server something of the replies to read (``LEAVES``), and the parts of a method
-declare what they read: a part that reads more is refused. ``PAIRS`` has the modes that exclude each
+Each mode says what the server may still read of the replies (``LEAVES``), and each part of a method
+says what it reads: a part that reads more is refused. ``PAIRS`` has the modes that exclude each
 other. docs/modes.md shows both.
 """
 
@@ -41,8 +41,8 @@ class Mode:
         off: what turns it off.
         hides: what it hides, from whom.
         hooks: where it hooks into the round.
-        leaves: what of the replies it leaves to be read.
-        to_aggregator: the same for the aggregator, if that is less.
+        leaves: what parts may read of the replies.
+        to_aggregator: what the aggregator may read, if that is less.
     """
 
     key: str
@@ -146,7 +146,7 @@ PAIRS = {
 
 @dataclass(frozen=True)
 class Composition:
-    """What a run is composed of, as far as it must fit together."""
+    """The parts and modes of a run that must fit together."""
 
     client_sides: Mapping[str, ClientSide]
     step: ServerStep
@@ -204,7 +204,7 @@ class Composition:
 
 
 def check(run: Composition) -> None:
-    """Refuse modes that exclude each other, and methods that they leave too little to read.
+    """Refuse modes that exclude each other, and methods that read more than the modes allow.
 
     Raises:
         ConfigError: names the keys, and what to set.
@@ -252,7 +252,7 @@ def in_words(reads: Reads) -> str:
 
 
 def _check_starts(run: Composition) -> None:
-    """Refuse clients that start elsewhere than at x where the aggregator divides by their steps."""
+    """Refuse clients that do not start at x if the aggregator divides by their steps."""
     moving = sorted(name for name, side in run.client_sides.items() if side.moves_start)
     if moving and reads_of(run.step.aggregator) & Reads.STEPS:
         raise ConfigError(
@@ -263,7 +263,7 @@ def _check_starts(run: Composition) -> None:
 
 
 def _check_order(run: Composition) -> None:
-    """Refuse to reorder neurons where something else is in the clients' own order."""
+    """Refuse to reorder neurons if something else has the clients' order."""
     reordering = [type(one).__name__ for one in run.step.transforms if isinstance(one, Reorders)]
     sides = run.client_sides.values()
     sent = sorted(name for side in sides for name in side.sends & side.compressible)
@@ -280,7 +280,7 @@ def _check_order(run: Composition) -> None:
 
 
 def _check_robust(run: Composition) -> None:
-    """Refuse a robust aggregator where it would replace or miss the method's essential part."""
+    """Refuse a robust aggregator that would replace or miss the method's essential part."""
     combining = run.step.combining
     if combining is None:
         return
@@ -296,7 +296,7 @@ def _check_robust(run: Composition) -> None:
 
 
 def _check_privacy(run: Composition, modes: list[str]) -> None:
-    """Refuse parts to which clipping and noise do what they cannot bear."""
+    """Refuse parts that clipping or noise would break."""
     step, clipping = run.step, any(side.clips for side in run.client_sides.values())
     private = {name for side in run.client_sides.values() for name in side.private}
     if clipping and (bare := sorted(per_example(run.client_sides) - private)):
@@ -332,7 +332,7 @@ def _check_privacy(run: Composition, modes: list[str]) -> None:
 
 
 def _check_discount(asynchronous: Asynchronous, step: ServerStep) -> None:
-    """Refuse to discount what an optimizer adds up as the clients do."""
+    """Refuse to discount updates that the optimizer adds up as the clients do."""
     whole = asynchronous.discount == "constant" and not asynchronous.towards_model
     if isinstance(step.optimizer, Coupled) and step.optimizer.coupled_state and not whole:
         raise ConfigError(
