@@ -127,15 +127,15 @@ def calibration_of(
         raise ConfigError(f"{start}task.model={recipe.task.model} does not classify")
     if isinstance(output, BuildsOutputModel):
         raise ConfigError(
-            f"{start}the output of strategy={method_name(recipe)} is another network than the "
-            "clients'; set calibration.alphas=[]"
+            f"{start}strategy={method_name(recipe)} gives out another network than the clients'; "
+            "set calibration.alphas=[]"
         )
     kept = personal_names(model, TensorSelector(recipe.strategy.personal))
     if recipe.evaluation.model == "clients" and (sides_with("own_model", sides) or not kept):
         raise ConfigError(
-            f"{start}sets are of the shared model with what clients keep of it, and strategy="
-            f"{method_name(recipe)} scores another one, the clients' own (evaluation.model="
-            "clients): set evaluation.model=global, or calibration.alphas=[]"
+            f"{start}clients calibrate the shared model, but strategy={method_name(recipe)} "
+            "scores the clients' own models (evaluation.model=clients): set "
+            "evaluation.model=global, or calibration.alphas=[]"
         )
     return found
 
@@ -210,8 +210,8 @@ def evaluates_at_clients(recipe: DictConfig, *, has_test: bool) -> bool:
         return True
     log(
         INFO,
-        "The server has no test examples, and %s keeps the clients' scores from it: no model is "
-        "evaluated",
+        "The server has no test examples, and %s hides the clients' scores: nobody evaluates the "
+        "model",
         private,
     )
     return False

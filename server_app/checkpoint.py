@@ -146,6 +146,6 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
         recipe, rows = str(label["recipe"]), label.get("rows")
         data, made_by = label.get("data", {}), label.get("made_by", {})
     except (KeyError, ValueError, AttributeError):
-        raise DamagedFileError(f"{path} is no checkpoint of this version or of 0.1") from None
+        raise DamagedFileError(f"{path} is not a checkpoint of this version or of 0.1") from None
     params = {name: params[name] for name in order}
     return Checkpoint(params, state, recipe, rows, data, made_by)

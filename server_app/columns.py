@@ -162,7 +162,7 @@ def decode_statistics(
         raise RefusedReplyError("whether values are missing must be 0 or 1")
     texts = content.config_records.get(CATEGORIES, ConfigRecord())
     if texts.keys() != set(categorical):
-        raise RefusedReplyError("its categories are of other columns than the recipe's")
+        raise RefusedReplyError("its categories belong to other columns than the recipe's")
     categories = tuple(
         _categories(name, texts[name], has_missing=bool(flag))
         for name, flag in zip(categorical, missing, strict=True)
@@ -173,7 +173,7 @@ def decode_statistics(
 def _categories(name: str, found: object, *, has_missing: bool) -> tuple[str | None, ...]:
     start = f"its categories of {printable(name)}"
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise RefusedReplyError(f"{start} are no list of text")
+        raise RefusedReplyError(f"{start} must be a list of text")
     if len(found) > MOST_CATEGORIES or len(set(found)) < len(found):
         raise RefusedReplyError(f"{start} must be different ones, at most {MOST_CATEGORIES}")
     if max(map(len, found), default=0) > LONGEST_CATEGORY:

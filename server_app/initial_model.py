@@ -93,9 +93,8 @@ def load_initial_model(
     own = [name for name in personal if name in chosen and name not in fixed]
     if not wanted and not own:
         raise ConfigError(
-            f"{_PATH}={file}: of the tensors that {layers.key}={layers.spec} names, none is "
-            f"trained (strategy.personal={recipe.strategy.personal}), so that it would have no "
-            "effect"
+            f"{_PATH}={file} would have no effect: {layers.key}={layers.spec} names only tensors "
+            f"that are not trained (strategy.personal={recipe.strategy.personal})"
         )
     found, metadata = _read(file)
     _check_labels(file, metadata, task, model)
@@ -107,7 +106,7 @@ def load_initial_model(
     tensors = _fitting(file, found, model, taken, wanted or own)
     model.load_state_dict(tensors, strict=False)
     rest = len(tensors_of(model)) - len(tensors)
-    others = f"; the other {rest} are those of seed={recipe.seed}" if rest else ""
+    others = f"; the other {rest} come from seed={recipe.seed}" if rest else ""
     log(INFO, "The initial model has %s tensors of %s%s", len(tensors), file, others)
     kept = {name: tensors[name].contiguous() for name in own if name in tensors}
     return {KEY: {"path": str(file), "sha256": file_sha256(file), "tensors": len(tensors)}}, kept
@@ -119,7 +118,7 @@ def _read(file: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
         tensors, metadata, label = load_tensors(file)
         if label.get("kind", MODEL) != MODEL:
             raise ConfigError(
-                f"{_PATH}={file} holds the {label['kind']} of a run, and no model: name its {_FILE}"
+                f"{_PATH}={file} holds a run's {label['kind']}, not a model: name the run's {_FILE}"
             )
         return tensors, metadata
     try:
@@ -134,7 +133,7 @@ def _read(file: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     ):
         raise ConfigError(
-            f"{_PATH}={file} holds no state_dict, which is tensors by name: write it by "
+            f"{_PATH}={file} is not a state_dict, that is tensors by name: write it with "
             "torch.save(model.state_dict(), ...)"
         )
     return content, {}
@@ -169,14 +168,14 @@ def fixed_metadata(recipe: DictConfig, model: nn.Module) -> dict[str, str]:
 
 
 def _require_fixed(file: Path, found: Tensors, fixed: Tensors, recipe: DictConfig) -> None:
-    """Refuse a file whose values of tensors that stay as the seed gives them are others."""
+    """Refuse a file that has other values for tensors that stay as the seed gives them."""
     for name, value in fixed.items():
         if name not in found or not torch.equal(found[name], value.cpu()):
             raise ConfigError(
-                f"{_PATH}={file}: this run neither trains nor sends {name}, which is that of "
-                f"seed={recipe.seed} everywhere, and the file has "
-                f"{'another' if name in found else 'none'}: take the seed of the run that wrote "
-                f"it, or the other tensors alone ({KEY}.layers='body.*')"
+                f"{_PATH}={file}: this run neither trains nor sends {name}, which comes from "
+                f"seed={recipe.seed} everywhere, but the file has "
+                f"{'another' if name in found else 'none'}: set the seed of the run that wrote "
+                f"it, or take only the other tensors ({KEY}.layers='body.*')"
             )
 
 

@@ -77,8 +77,8 @@ def evaluate(
     task = changed_task(folder, words, best=best)
     if passes and not isinstance(task.config, ImageConfig):
         raise ConfigError(
-            f"--augmented {passes}: only images that fedhet reads are flipped and cropped, and "
-            f"task={task.name} of {folder} has none"
+            f"--augmented {passes}: fedhet flips and crops only images that it reads itself, and "
+            f"task={task.name} of {folder} has no such images"
         )
     if passes and not task.config.transform.augments:
         raise ConfigError(
@@ -196,8 +196,8 @@ def _notes(
     own = [run.name for run, _ in found if run.settings.get("evaluation.model") == "clients"]
     if own and state is None:
         notes.append(
-            f"of {listed(own)} this is the shared model: the run's own figures are of the "
-            "clients' models (evaluation.model=clients)"
+            f"these figures of {listed(own)} are the shared model's; the run measured the clients' "
+            "models (evaluation.model=clients)"
         )
     return notes
 
@@ -226,16 +226,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("fedhet-evaluate", __doc__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run or a sweep")
-    task = "a key of the task with another value, such as path=/data/new; may be repeated"
+    task = "another value for a key of the task, such as path=/data/new; may be repeated"
     add("--task", action="append", default=[], metavar="KEY=VALUE", help=task)
-    metric = "in place of the run's evaluation.metrics, such as f1; may be repeated"
+    metric = "measure this instead of the run's evaluation.metrics, such as f1; may be repeated"
     add("--metric", action="append", metavar="NAME", help=metric)
-    add("--best", action="store_true", help="the model of the best round (checkpoint.best=true)")
-    state = "of a client, client-*/round-*.safetensors: its own model, made with what is shared"
+    add("--best", action="store_true", help="the best round's model (checkpoint.best=true)")
+    state = "evaluate the own model of the client with this state, client-*/round-*.safetensors"
     add("--state", type=Path, metavar="FILE", help=state)
-    passes = "how many passes over the test images flipped and cropped as for training (0)"
+    passes = "passes over the test images, flipped and cropped as for training (0)"
     add("--augmented", type=at_least(0), default=0, metavar="PASSES", help=passes)
-    add("--seed", type=int, default=0, help="of the augmentation (0)")
+    add("--seed", type=int, default=0, help="seed of the augmentation (0)")
     add("--out", type=Path, metavar="FILE", help="write all figures there, as JSON")
     return parser
 

@@ -192,8 +192,8 @@ def _own_examples(task: OwnTask, count: int) -> Tensor:
             examples, _ = task.client_data(0)
         except (ConfigError, OSError) as error:
             raise ConfigError(
-                "the model's input is that of an example, and task.data gives none on this "
-                "machine: name a function that does, --task test_data=package.module:function "
+                "fedhet-export needs an example of the model's input, and task.data gives none on "
+                "this machine: name a function, --task test_data=package.module:function "
                 f"({error})"
             ) from None
     inputs, _ = next(examples.batches(count, generator=None, train=False))
@@ -209,8 +209,8 @@ def _require_same_outputs(module: InferenceModel, content: io.BytesIO, examples:
             torch.testing.assert_close(program(examples), module(examples))
     except AssertionError as error:
         raise ConfigError(
-            f"the program that torch.export {torch.__version__} made of the model gives other "
-            f"outputs, so no file was written: {error}"
+            f"torch.export {torch.__version__} made a program with other outputs than the model's, "
+            f"so no file was written: {error}"
         ) from None
 
 
@@ -218,9 +218,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("fedhet-export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--out", type=Path, default=Path("model.pt2"), metavar="FILE")
-    parser.add_argument("--best", action="store_true", help="the model of the best round")
-    parser.add_argument("--state", type=Path, metavar="FILE", help="of a client: its model")
-    task = "of data of your own: a key of the task that gives examples here; may be repeated"
+    parser.add_argument("--best", action="store_true", help="export the best round's model")
+    parser.add_argument("--state", type=Path, metavar="FILE", help="export this client's own model")
+    task = "for your own data: a key of the task that gives examples here; may be repeated"
     parser.add_argument("--task", action="append", default=[], metavar="KEY=VALUE", help=task)
     return parser
 

@@ -99,14 +99,14 @@ def checked(cell: Sequence[str], point: Sequence[str]) -> DictConfig:
     recipe = compose({"overrides": json.dumps([*cell, *point])})
     if recipe.partition.name != "site" and not recipe.partition.holdout:
         raise ConfigError(
-            f"partition.holdout={recipe.partition.holdout}: the choice is by the score on what "
-            "clients hold out; set it to a share in (0, 1), such as 0.1 (FedPVR: 0.01)"
+            f"partition.holdout={recipe.partition.holdout}: fedhet-tune chooses by the score on "
+            "held-out examples; set it to a share in (0, 1), such as 0.1 (FedPVR: 0.01)"
         )
     kind = recipe.task.get("kind", "classification")
     if kind != "classification":
         raise ConfigError(
-            f"task.kind={kind}: the choice is by the accuracy on what clients hold out, which this "
-            "task has none of; sweep with fedhet -m, and compare client_loss in fedhet-report"
+            f"task.kind={kind}: fedhet-tune chooses by accuracy, which this task does not have; "
+            "sweep with fedhet -m, and compare client_loss in fedhet-report"
         )
     return recipe
 
@@ -136,9 +136,7 @@ def tune(
     if not (sweep / INDEX).is_file():
         raise SystemExit(code)  # it was refused, and has said why
     if (status := SweepFolder(sweep).read().status) not in (COMPLETED, FAILED):
-        raise ConfigError(
-            f"the search of {name} is {status}: the same command goes on with what is missing"
-        )
+        raise ConfigError(f"the search of {name} is {status}: the same command continues it")
     candidates = read_candidates(sweep, points, score)
     best = chosen(candidates)
     if best is None:
@@ -221,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("words", nargs="+", metavar="KEY=VALUE", help="the recipe, as fedhet takes it")
     add("--grid", nargs="+", default=list(GRID), metavar="KEY=A,B", help="values to choose from")
-    add("--rounds", type=at_least(1), help="of a candidate (as many as the run's)")
+    add("--rounds", type=at_least(1), help="rounds of a candidate (as many as the run's)")
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
     return parser
 

@@ -143,7 +143,7 @@ def _losses(sent: ArrayRecord | None, most: int) -> Array:
     shapes = {LOG_LOSSES: (len(TEMPERATURES),)}
     found: Array = decode_tensors(CALIBRATE, sent, shapes, {torch.float64})[LOG_LOSSES].numpy()
     if not ((found >= 0) & (found <= _LARGEST_LOSS * most)).all():
-        raise RefusedReplyError(f"its log losses are not those of {most} examples")
+        raise RefusedReplyError(f"its log losses are impossible for {most} examples")
     return found
 
 
@@ -154,7 +154,7 @@ def _histograms(sent: ArrayRecord | None, sizes: Mapping[str, int], most: int) -
     if any((one < 0).any() or (one > most).any() for one in counts.values()):
         raise RefusedReplyError(f"its histograms have counts below 0 or above its {most} examples")
     if len(sums := {int(one.sum()) for one in counts.values()}) > 1:
-        raise RefusedReplyError("its histograms are not of equally many examples")
+        raise RefusedReplyError("its histograms count different numbers of examples")
     if max(sums) > most:
-        raise RefusedReplyError(f"its histograms are of more than its {most} held-out examples")
+        raise RefusedReplyError(f"its histograms count more than its {most} held-out examples")
     return counts

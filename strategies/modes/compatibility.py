@@ -118,27 +118,26 @@ PAIRS = {
     ("asynchronous", "secure"): "a secure sum needs the replies of one round together",
     ("asynchronous", "central privacy"): "the noise is for the replies of one round together",
     ("asynchronous", "system that waits"): (
-        "nobody is waited for (strategy.asynchronous.max_staleness refuses old replies)"
+        "no round waits (to refuse old replies, set strategy.asynchronous.max_staleness)"
     ),
     ("real clients", "evaluation at clients"): "an evaluation waits for all clients that train",
     ("system", "secure"): (
-        "the server does not know how many examples a client has, and so not how long it takes"
+        "the server does not know a client's number of examples, and so not how long it takes"
     ),
     ("system", "central privacy"): (
-        "late and absent clients change how many are in a round, and the noise is for a fixed "
-        "number"
+        "the noise is for a fixed number of clients, and late and absent clients change that"
     ),
-    ("compression up", "secure"): "a secure sum is one of masked whole numbers of its own",
+    ("compression up", "secure"): "a secure sum has its own format, masked whole numbers",
     ("compression up", "clipping at clients"): (
-        "compression changes what a client sends after it was clipped"
+        "compression changes a client's reply after it was clipped"
     ),
     ("evaluation at clients", "secure"): "it asks each client for its loss and accuracy",
     ("values per client", "secure"): "it writes the values of single clients",
     ("compression down", "towards the model"): (
-        "the server does not have the rounded model that the clients start from"
+        "the server lacks the rounded model from which the clients start"
     ),
     ("evaluation at clients", "another network"): (
-        "clients evaluate models of the task's architecture (give the server test examples in "
+        "clients can only evaluate the task's network (give the server test examples in "
         "task.test_data)"
     ),
 }
@@ -236,7 +235,7 @@ def _check_readers(name: str, run: Composition) -> None:
             left &= leaves
     if too_much:
         raise ConfigError(
-            f"{mode.key} leaves nothing but {in_words(left)} to be read, and "
+            f"with {mode.key} the server can only read {in_words(left)}, but "
             f"{'; '.join(too_much)}: {mode.off}, or choose parts that read no more"
         )
 

@@ -329,7 +329,7 @@ def _require_like(slot: str, part: object, found: Any, least: Tensors, most: Ten
     for name, value in found.items():
         shape = tuple(most[name].shape) if name in most else None
         if shape is None:
-            raise ConfigError(f"{start} {name!r}, which is none of {sorted(most)}")
+            raise ConfigError(f"{start} {name!r}, which is not one of {sorted(most)}")
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ConfigError(f"{start} {name!r} as {what}: it must be a tensor of shape {shape}")

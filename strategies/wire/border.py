@@ -320,11 +320,11 @@ def decode_metrics(
         raise RefusedReplyError(f"its metrics lack {missing}")
     if allowed is not None and (more := record.keys() - allowed):
         unknown = sorted(map(printable, more))
-        raise RefusedReplyError(f"its metrics {unknown[:5]} are none that a client may send")
+        raise RefusedReplyError(f"a client may not send its metrics {unknown[:5]}")
     found = {}
     for name, value in record.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise RefusedReplyError(f"its metric {name!r} is no number")
+            raise RefusedReplyError(f"its metric {name!r} is not a number")
         if not abs(value) <= _LARGEST:
             raise NonFiniteReplyError(
                 f"its metrics [{name!r}] are NaN or Inf, or too large (NaN in its data, or a step "

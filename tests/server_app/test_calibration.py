@@ -121,7 +121,7 @@ def asking(histograms):
         ({"APS": [1, 2, -1], "RAPS": [1, 1, 0]}, "below 0"),
         ({"APS": [2**62, 0, 0], "RAPS": [2**62, 0, 0]}, "above its 3 examples"),
         ({"APS": [3, 1, 0], "RAPS": [2, 2, 0]}, "more than its 3 held-out examples"),
-        ({"APS": [1, 2, 0], "RAPS": [1, 1, 0]}, "not of equally many"),
+        ({"APS": [1, 2, 0], "RAPS": [1, 1, 0]}, "different numbers"),
         ({"APS": [1.0, 2.0, 0.0], "RAPS": [1.0, 1.0, 1.0]}, "not int32, int64"),
         ({"APS": [1, 2, 0]}, "lacks"),
     ],

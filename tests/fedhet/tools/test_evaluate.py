@@ -127,7 +127,7 @@ def test_the_command_names_the_runs_that_it_cannot_evaluate_and_continues(
     out = tmp_path / "figures" / "evaluation.json"
     words = ["--task", "flip=true", "--augmented", "1", "--out", out]
     errors = refused(main, tmp_path / "sweep", *words)
-    assert "its clients keep tensors of their own" in errors
+    assert "not the task's whole model" in errors
     assert f"{broken} cannot be read" in errors
     [figures] = json.loads(out.read_text())
     assert figures["name"].endswith("2_run")
@@ -334,7 +334,7 @@ def test_the_shared_model_is_named_where_the_runs_figures_are_of_the_clients(
     ditto_run, fedavg_run, capsys, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", "200")
-    note = f"of {ditto_run.name} this is the shared model: the run's own figures are of the"
+    note = f"these figures of {ditto_run.name} are the shared model's"
     [state] = ditto_run.glob("client_state/*/client-00001/round-000001.safetensors")
     for words, said in (
         ([ditto_run, fedavg_run], True),
