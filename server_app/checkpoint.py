@@ -123,7 +123,7 @@ def _check(path: Path, rows: list[Row] | None, metrics: Path) -> None:
 
 
 def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
-    """Read a checkpoint whose params are those of ``order``; the file does not keep their order.
+    """Read a checkpoint with the params in ``order``, because the file does not keep the order.
 
     Raises:
         DamagedFileError: if the file is damaged, or no checkpoint.

@@ -44,7 +44,7 @@ def initial_model_file(recipe: DictConfig) -> Path | None:
     """Return the file of the recipe's initial model; None without one.
 
     Raises:
-        ConfigError: if there is none at the path, or it is of another kind.
+        ConfigError: if the path has no model, or a file of another kind.
     """
     if not recipe[KEY].path:
         return None
@@ -76,8 +76,8 @@ def load_initial_model(
         shared: the names that travel.
 
     Returns:
-        What the data of the run's summary.json says of it, and what the clients' own tensors begin
-        as, those that the file has; both empty without one.
+        The entry in ``data`` of summary.json, and the values with which the clients' own tensors
+        begin, as far as the file has them; both empty without an initial model.
 
     Raises:
         ConfigError: if the file lacks a tensor that travels, or has one of another shape or NaN.
@@ -162,7 +162,7 @@ def fixed_tensors(recipe: DictConfig, model: nn.Module) -> dict[str, Tensor]:
 
 
 def fixed_metadata(recipe: DictConfig, model: nn.Module) -> dict[str, str]:
-    """Return what a run's model is stored with about these tensors, which its file lacks."""
+    """Return the metadata for these tensors, which the file of a run's model lacks."""
     fixed = fixed_tensors(recipe, model)
     return {_FIXED: parameters_sha256(fixed)} if fixed else {}
 
@@ -182,7 +182,7 @@ def _require_fixed(file: Path, found: Tensors, fixed: Tensors, recipe: DictConfi
 def _by_our_names(
     found: Mapping[str, Tensor], model: nn.Module, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return tensors of a file by the model's names; a file may have those of the user's own."""
+    """Return a file's tensors by the model's names; a file may have the user's network's names."""
     classifier = model.classifier if isinstance(model, WrappedModel) else None
     theirs = {
         name: name if classifier is None or name in found else own_name(name, classifier)

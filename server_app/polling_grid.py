@@ -38,7 +38,7 @@ _ARRAY_SECONDS = {"initial_backoff": 0.1, "backoff_cap": 1.0, "max_tries_per_obj
 
 @contextmanager
 def fast_polling(grid: Grid) -> Iterator[None]:
-    """Let a Grid of Flower's notice replies sooner, and none wait for another's arrays.
+    """Let a Grid of Flower's notice replies sooner, without waiting for another's arrays.
 
     What a deployment's grid sends is packed, and what it receives unpacked (packed_records.py).
     """

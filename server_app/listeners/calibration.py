@@ -1,7 +1,7 @@
 """Prediction sets that the clients calibrate on held-out examples after the last round.
 
-The messages of docs/conformal.md, and the checks of what the clients answer; what is asked and
-what follows is in tasks/conformal/calibration.py.
+Sends the messages of docs/conformal.md and checks the clients' answers; the questions and the
+thresholds are in tasks/conformal/calibration.py.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CalibratedSets(Listener):
         self._parts, self._seed, self._timeout = parts, seed, timeout
 
     def on_end(self, end: End) -> None:
-        """Say which sets there are; if the clients cannot calibrate, the run is completed still."""
+        """Report the sets; if the clients cannot calibrate, the run still counts as completed."""
         if end.grid is None or end.arrays is None:
             return
         strategy, classes = self._parts.strategy, self._parts.task.num_classes
