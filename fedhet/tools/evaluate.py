@@ -2,14 +2,14 @@
 
     fedhet-evaluate RUN [RUN ...] [--best] [--metric NAME ...] [--task KEY=VALUE ...] [--state FILE]
 
-RUN is the folder of a run or of a sweep. Nothing is trained. It prints the loss, for classes the
-accuracy and the lowest one of a class, and the metrics of the run (evaluation.metrics) or those
-that --metric names in their place; --out writes also those of every class. With --best it is the
-model of the best round (checkpoint.best), and else that of the last one. With --task the
-examples are those of the run's task with other values, such as --task path=/data/new. With
---augmented the test images are also flipped and cropped as training images are, as in code that
-uses one transform for both (the released code of FedDW). Where clients keep tensors or models of
-their own, such as FedPer's heads and Ditto's models, --state names the file of one of them.
+RUN is the folder of a run or of a sweep. The command trains nothing. It prints the loss, for
+classes the accuracy and the lowest accuracy of a class, and the run's metrics (evaluation.metrics)
+or the ones that --metric names instead; --out also writes the figures of every class. It evaluates
+the last model, or with --best the best round's (checkpoint.best). --task changes a key of the run's
+task, such as --task path=/data/new. --augmented also flips and crops test images like training
+images, as in code that uses one transform for both (the released code of FedDW). If clients keep
+their own tensors or models, such as FedPer's heads and Ditto's models, --state names the file of
+one client.
 """
 
 from __future__ import annotations

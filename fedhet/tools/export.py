@@ -7,15 +7,15 @@ The file holds the network, its parameters and the normalisation of images:
     program = torch.export.load("model.pt2", extra_files=(about := {"about.json": ""}))
     probabilities = program.module()(images)        # (B, C), of uint8 (B, channels, H, W)
 
-Of a segmentation these are (B, C, H, W). A regression gives its values. about.json has the shape
-and type of the inputs, what the outputs are, the names of the classes, for texts the words of the
-vocabulary by rank, and the run. The inputs of a table's model are prepared outside the file:
-about.json has the column of each with its mean and scale, or its category. --best exports the model
-of the best round (checkpoint.best=true), in place of that of the last one. Where clients keep
-tensors or models of their own, such as FedPer's heads and Ditto's models, --state names the file of
-one of them (client-*/round-*.safetensors): the model is its. The shape of the inputs is that of an
-example; where a function of yours gives none on this machine, --task names one that does, such as
---task test_data=my_project.data:some.
+A segmentation gives (B, C, H, W), a regression its values. about.json has the shape and type of the
+inputs, the kind of the outputs, the names of the classes, for texts the words of the vocabulary by
+rank, and the run. You prepare the inputs of a table's model yourself: about.json has each one's
+column with its mean and scale, or its category. The file has the last model, or with --best the
+best round's (checkpoint.best=true). If clients keep their own tensors or models, such as FedPer's
+heads and Ditto's models, --state exports one client's model from its file
+(client-*/round-*.safetensors). The inputs have the shape of an example. If your data function gives
+no example on this machine, --task names a function that does, such as --task
+test_data=my_project.data:some.
 """
 
 from __future__ import annotations

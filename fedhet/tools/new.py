@@ -1,7 +1,7 @@
-"""`fedhet-new my_project` writes a project of your own into the new folder my_project.
+"""`fedhet-new my_project` writes a new project into the folder my_project.
 
-It has a data set, a model, a method with its recipe, and a test. In it, `fedhet`, `fedhet -m` and
-`flwr run .` work, and its code travels with a run (docs/tutorial.md in a clone of fedhet).
+It has a data set, a model, a method and a test. `fedhet`, `fedhet -m` and `flwr run .` work in it,
+and its code travels with a run (docs/tutorial.md in a clone of fedhet).
 """
 
 from __future__ import annotations

@@ -2,18 +2,17 @@
 
     fedhet-tune +experiment=fedpvr/reduced strategy=fedavg,fedpvr --rounds 10 --out results/tuned
 
-The words are those of `fedhet`; several values of a key make several cells, each with a choice of
-its own. --grid names what is chosen among: by default FedPVR's, the rate from .05, .1, .2 and .3,
-the schedule from constant, cosine and multi_step.
+It takes the same words as `fedhet`; several values of a key make several cells, and each cell has
+its own choice. --grid names the candidates, by default FedPVR's: the rates .05, .1, .2 and .3, and
+the schedules constant, cosine and multi_step.
 
 A candidate's score is the accuracy of its last model on the clients' held-out examples (the recipe
 needs partition.holdout), the mean over clients weighted by examples; the lower loss breaks ties.
-With evaluation.model=clients (Ditto and others) it is that of the clients' own models, the plain
-mean over clients (personal_accuracy).
-The test set is not used, so candidates do not stop early by it and keep no best model; the run with
-the choice does as the recipe says. --out gets search/CELL, a sweep of the candidates; choices.json,
-all scores; and runs/CELL, the run with the choice, whose config.yaml has it (`choice`). The same
-command continues where it was stopped.
+With evaluation.model=clients (Ditto and others) it is the accuracy of the clients' own models, the
+plain mean over clients (personal_accuracy). Candidates do not use the test set, so they do not stop
+early and keep no best model; the run with the choice follows the recipe. --out gets search/CELL, a
+sweep of the candidates; choices.json, all scores; and runs/CELL, the run with the choice, which its
+config.yaml names (`choice`). The same command continues where it was stopped.
 """
 
 from __future__ import annotations
