@@ -2,14 +2,14 @@
 
     fedhet-evaluate RUN [RUN ...] [--best] [--metric NAME ...] [--task KEY=VALUE ...] [--state FILE]
 
-RUN is the folder of a run or of a sweep. Nothing is trained. It prints the loss, for classes the
-accuracy and the lowest one of a class, and the metrics of the run (evaluation.metrics) or those
-that --metric names in their place; --out writes also those of every class. With --best it is the
-model of the best round (checkpoint.best), and else that of the last one. With --task the
-examples are those of the run's task with other values, such as --task path=/data/new. With
---augmented the test images are also flipped and cropped as training images are, as in code that
-uses one transform for both (the released code of FedDW). Where clients keep tensors or models of
-their own, such as FedPer's heads and Ditto's models, --state names the file of one of them.
+RUN is the folder of a run or of a sweep. The command trains nothing. It prints the loss, for
+classes the accuracy and the lowest accuracy of a class, and the run's metrics (evaluation.metrics)
+or the ones that --metric names instead; --out also writes the figures of every class. It evaluates
+the last model, or with --best the best round's (checkpoint.best). --task changes a key of the run's
+task, such as --task path=/data/new. --augmented also flips and crops test images like training
+images, as in code that uses one transform for both (the released code of FedDW). If clients keep
+their own tensors or models, such as FedPer's heads and Ditto's models, --state names the file of
+one client.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def evaluate(
     task = changed_task(folder, words, best=best)
     if passes and not isinstance(task.config, ImageConfig):
         raise ConfigError(
-            f"--augmented {passes}: only images that fedhet reads are flipped and cropped, and "
-            f"task={task.name} of {folder} has none"
+            f"--augmented {passes}: fedhet flips and crops only images that it reads itself, and "
+            f"task={task.name} of {folder} has no such images"
         )
     if passes and not task.config.transform.augments:
         raise ConfigError(
@@ -194,8 +194,8 @@ def _notes(
     own = [run.name for run, _ in found if run.settings.get("evaluation.model") == "clients"]
     if own and state is None:
         notes.append(
-            f"of {listed(own)} this is the shared model: the run's own figures are of the "
-            "clients' models (evaluation.model=clients)"
+            f"these figures of {listed(own)} are the shared model's; the run measured the clients' "
+            "models (evaluation.model=clients)"
         )
     return notes
 
@@ -220,16 +220,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("fedhet-evaluate", __doc__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run or a sweep")
-    task = "a key of the task with another value, such as path=/data/new; may be repeated"
+    task = "another value for a key of the task, such as path=/data/new; may be repeated"
     add("--task", action="append", default=[], metavar="KEY=VALUE", help=task)
-    metric = "in place of the run's evaluation.metrics, such as f1; may be repeated"
+    metric = "measure this instead of the run's evaluation.metrics, such as f1; may be repeated"
     add("--metric", action="append", metavar="NAME", help=metric)
-    add("--best", action="store_true", help="the model of the best round (checkpoint.best=true)")
-    state = "of a client, client-*/round-*.safetensors: its own model, made with what is shared"
+    add("--best", action="store_true", help="the best round's model (checkpoint.best=true)")
+    state = "evaluate the own model of the client with this state, client-*/round-*.safetensors"
     add("--state", type=Path, metavar="FILE", help=state)
-    passes = "how many passes over the test images flipped and cropped as for training (0)"
+    passes = "passes over the test images, flipped and cropped as for training (0)"
     add("--augmented", type=at_least(0), default=0, metavar="PASSES", help=passes)
-    add("--seed", type=int, default=0, help="of the augmentation (0)")
+    add("--seed", type=int, default=0, help="seed of the augmentation (0)")
     add("--out", type=Path, metavar="FILE", help="write all figures there, as JSON")
     return parser
 

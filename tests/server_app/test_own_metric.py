@@ -200,9 +200,9 @@ def test_what_is_no_number_is_refused(name, what):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["[mine.metrics:f1]"], "metrics.jsonl or summary.json have f1.* rename the function"),
-        (["[mine.metrics:loss]"], "or summary.json have loss"),
-        (["[mine.metrics:client_sure]"], "have client_sure, or names that begin like it"),
+        (["[mine.metrics:f1]"], "summary.json already use f1.* rename the function"),
+        (["[mine.metrics:loss]"], "already use loss"),
+        (["[mine.metrics:client_sure]"], "already use client_sure"),
         (["[mine.metrics:]"], "names no function: write package.module:function"),
         (["[mine-too.metrics:sure]"], "names no function"),
         (["[mine.metrics:sure,mine.other:sure]"], "mine.other:sure would both be sure"),

@@ -390,7 +390,7 @@ class Wrong(WeightedMean):
     [
         (lambda delta: {}, r"Wrong gave no 'head\.weight': it must give all of"),
         (lambda delta: None, r"Wrong gave a NoneType: it must give tensors by name"),
-        (lambda delta: {**delta, "x": torch.zeros(1)}, r"Wrong gave 'x', which is none of"),
+        (lambda delta: {**delta, "x": torch.zeros(1)}, r"Wrong gave 'x', which is not one of"),
         (
             lambda delta: {name: value.numpy() for name, value in delta.items()},
             r"'head\.weight' as ndarray: it must be a tensor of shape \(1, 2\)",

@@ -415,5 +415,5 @@ def test_a_compressible_payload_needs_a_known_shape():
 def test_models_of_clients_that_start_from_a_rounded_one_are_not_fused(make):
     """They send y_i - C(x), and x + (y_i - C(x)) is no y_i: int4 moved a bias by 29 %."""
     make(compression=Compression(up=Int4()))
-    with pytest.raises(ConfigError, match=r"compression\.down (leaves|and)"):
+    with pytest.raises(ConfigError, match=r"compression\.down "):
         make(compression=Compression(down="int4"))

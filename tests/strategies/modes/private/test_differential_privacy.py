@@ -396,7 +396,7 @@ def soft_labels(z: float) -> dict:
 
 
 def test_what_it_cannot_cover_is_refused():
-    single = "secure_aggregation leaves .*CentralPrivacy reads single replies"
+    single = "secure_aggregation .*CentralPrivacy reads single replies"
     for how, why in (
         ({"aggregator": None}, "uniform_mean"),
         ({"aggregator": NormMean()}, "aggregator NormMean reads the norm"),
