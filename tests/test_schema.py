@@ -309,10 +309,6 @@ def test_an_unknown_word_gets_one_line_with_the_nearest(word, said):
         compose_overrides((word,))
 
 
-def test_a_key_that_a_task_may_have_is_added_with_a_plus():
-    assert compose_overrides(("+task.path=/x", "task=digits")).task.path == "/x"
-
-
 # ------------------------------------------------------------------------- the schema and the code
 def test_the_schema_has_what_the_constructors_have():
     tasks = variants_of(fields_of(Recipe)["task"])

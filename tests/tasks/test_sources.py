@@ -1,6 +1,5 @@
 """Examples from scikit-learn, the hub, parquet files, image folders and sites."""
 
-import os
 from unittest.mock import Mock
 
 import datasets
@@ -10,13 +9,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedhet.tasks.sources.encodings import ImageEncoding
-from fedhet.tasks.sources.source import HUB
 from tests.refused import refused
 from tests.tasks.generated import (
-    TASKS,
     make_task,
     random_images,
-    values,
     write_hub_set,
     write_image_folder,
     write_parquet,
@@ -138,11 +134,6 @@ def test_another_data_set_of_the_hub_is_not_read_from_the_tasks_own_folder(tmp_p
     assert task.data_used()["train"]["files"] == [str(tmp_path / "mine/digits/train.parquet")]
 
 
-def test_folders_of_the_tasks_own_names_are_those_of_the_recipes():
-    hubs = {name: values("task", name).get("hub") for name in TASKS}
-    assert {name: hub for name, hub in hubs.items() if hub} == HUB
-
-
 def test_image_folder_with_test_and_without_which_is_split_by_class(tmp_path):
     write_image_folder(tmp_path / "train", {"cat": 5, "dog": 4})
     write_image_folder(tmp_path / "test", {"cat": 2, "dog": 2}, seed=1)
@@ -169,17 +160,6 @@ def test_an_image_is_turned_as_its_exif_orientation_says(tmp_path):
         np.testing.assert_array_equal(found[0], np.rot90(pixels, -1))
 
 
-def test_linked_folders_and_names_of_any_bytes_are_read(tmp_path):
-    write_image_folder(tmp_path / "train", {"cat": 3, "dog": 3})
-    write_image_folder(tmp_path / "more", {"cat": 4})
-    (tmp_path / "train" / "cat" / "more").symlink_to(tmp_path / "more" / "cat")
-    (tmp_path / "train" / "cat" / "loop").symlink_to(tmp_path / "train" / "cat")
-    (first, *_) = sorted((tmp_path / "train" / "dog").glob("*.png"))
-    os.rename(first, os.fsencode(first.parent) + b"/caf\xe9.png")
-    task = make_task("image_folder", path=str(tmp_path), image_size=12)
-    assert task.num_train + len(task.test_data()) == 10
-
-
 def test_broken_image_folders_are_refused_by_key(tmp_path):
     refuses("task.path", "image_folder")
     refuses("task.path", "image_folder", path=str(tmp_path / "no"))
@@ -200,12 +180,6 @@ def test_broken_image_folders_are_refused_by_key(tmp_path):
     refuses("broken.png", **here)
 
 
-def test_classes_without_a_training_image_are_logged(tmp_path, caplog):
-    write_image_folder(tmp_path / "train", {"cat": 3, "cow": 0, "dog": 3})
-    make_task("image_folder", path=str(tmp_path), image_size=12).client_data(0)
-    assert f"{tmp_path / 'train'}: no training image of cow" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("kind", "suffix", "mode"),
     [("uint16", "png", "I;16"), ("int32", "tif", "I"), ("float32", "tif", "F")],
@@ -216,20 +190,6 @@ def test_images_of_more_than_8_bits_are_refused_and_not_cut_off(tmp_path, kind, 
     Image.fromarray(np.full((8, 8), 300).astype(kind)).save(deep)
     message = f"deep.{suffix} 8 {mode}"
     refuses(message, "image_folder", path=str(tmp_path))
-
-
-def test_an_image_of_16_bits_in_a_table_is_refused_with_its_row(tmp_path):
-    deep = np.stack([np.zeros((8, 8), "uint16"), np.full((8, 8), 300, "uint16")])
-    write_parquet(tmp_path / "mnist" / "train.parquet", deep, {"label": np.arange(2)})
-    alone = {"path": str(tmp_path), "test_split": None}
-    refuses("train.parquet 0 8", "mnist", **alone)
-
-
-def test_labels_with_fractions_are_refused_in_tables(tmp_path):
-    given = {"label": np.array([0.0, 1.5, 2.0])}
-    write_parquet(tmp_path / "mnist" / "train.parquet", random_images(3, 28, 1), given)
-    alone = {"path": str(tmp_path), "test_split": None}
-    refuses("1.5 task.num_classes=10 0..9", "mnist", **alone)
 
 
 def test_site_reads_its_own_image_folder(tmp_path):

@@ -12,7 +12,6 @@ from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.round.availability import ClientAvailability
 from fedhet.strategies.round.evaluation import valid_evaluations
 from fedhet.strategies.round.registration import (
-    FROZEN_MODEL,
     ClientRegistry,
     FederationConfig,
     register_clients,
@@ -158,24 +157,6 @@ def test_a_node_that_does_not_fit_keeps_itself_out_at_the_start_and_later(answer
         assert "\n" not in said
 
 
-def test_a_site_with_other_frozen_weights_keeps_itself_out(caplog):
-    logging.getLogger("flwr").propagate = True
-    hashes = {"fingerprint": {FROZEN_MODEL: "aa"}}
-    grid = grid_of(0, 1, size=2)
-    for node, own in ((100, "aa"), (101, "bb")):
-        join(grid, node, node - 100, 2, **{FROZEN_MODEL: own})
-    with caplog.at_level(logging.WARNING):
-        assert register(grid, size=2, min_clients=1, **hashes).nodes == {0: 100}
-    assert "(partition 1) runs another frozen-model: 'bb', the server has 'aa'" in caplog.text
-    assert "give every site the same pretrained files" in caplog.text
-
-
-def test_a_strange_count_of_partitions_does_not_change_that_of_the_others():
-    grid = grid_of(0, 1, 2)
-    join(grid, 109, 7, size=1000)
-    assert register(grid, size=0).nodes == {0: 100, 1: 101, 2: 102}
-
-
 def test_a_site_that_counts_other_clients_keeps_itself_out(caplog):
     """It would take its part of another division: rows held twice, and rows of nobody."""
     grid = grid_of(0, 1, 2)
@@ -183,19 +164,6 @@ def test_a_site_that_counts_other_clients_keeps_itself_out(caplog):
     with caplog.at_level(logging.WARNING):
         assert register(grid, size=0, min_clients=2).nodes == {0: 100, 1: 101}
     assert "node 102 (partition 2) has num-partitions=4, and there are 3 clients" in caplog.text
-
-
-def test_registration_waits_for_all_clients_until_the_timeout(monkeypatch):
-    monkeypatch.setattr(f"{registration}._POLL_SECONDS", 0.0)
-    grid = grid_of(0, 2)
-
-    def get_node_ids() -> list[int]:
-        nodes = list(grid.handlers)
-        join(grid, 101, 1)
-        return nodes
-
-    grid.get_node_ids = get_node_ids
-    assert register(grid, timeout=5.0, min_clients=1).nodes.keys() == {0, 1, 2}
 
 
 def test_registration_waits_for_the_successor_of_a_node_that_just_died():
@@ -225,35 +193,6 @@ def test_a_node_that_hangs_is_waited_for_once():
     grid.send_and_receive = send_and_receive
     assert register(grid, min_clients=2).nodes == {0: 100, 2: 102}
     assert asked == [100, 101, 102]
-
-
-def test_a_node_too_many_that_hangs_is_not_waited_for(caplog):
-    grid = grid_of(0, 1, 2)
-    join(grid, 109, 0)
-    grid.tamper = lambda reply: reply if reply.metadata.src_node_id != 109 else None
-
-    def until_the_timeout(messages, *, timeout):
-        yield from InProcessGrid.send_and_receive(grid, messages)
-        time.sleep(timeout)
-
-    grid.send_and_receive = until_the_timeout
-    began = time.monotonic()
-    with caplog.at_level(logging.WARNING, "flwr"):
-        registry = register(grid, timeout=30.0)
-    assert time.monotonic() - began < 10.0
-    assert registry.nodes == {0: 100, 1: 101, 2: 102}
-    assert caplog.text == ""
-
-
-def test_a_client_that_outweighs_all_others_is_named(caplog):
-    grid = grid_of(0, 1, 2)
-    with caplog.at_level(logging.WARNING, "flwr"):
-        register(grid)
-        assert caplog.text == ""
-        content = node_info(2, 3, 22)  # 10 + 11 + 22
-        grid.handlers[102] = lambda message: Message(content, reply_to=message)
-        register(grid)
-    assert "client 2 says that it has 22 of all 43 examples" in caplog.text
 
 
 def test_a_node_that_was_refused_is_asked_again_when_it_is_back():

@@ -13,7 +13,6 @@ from flwr.common.secure_aggregation.quantization import dequantize, quantize
 from fedhet.client_app.messages import upload_seed
 from fedhet.client_app.state import ContextStateStore
 from fedhet.common.errors import ConfigError
-from fedhet.conf import compose_overrides
 from fedhet.strategies.base import RefusedReplyError, Reply, ServerSide
 from fedhet.strategies.components.aggregators import NormMean, UniformMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
@@ -170,13 +169,6 @@ def test_local_noise_is_enough_also_where_the_formula_is_not(epsilon):
         assert delta == pytest.approx(1e-5, rel=1e-4)
     else:
         assert sigma == math.sqrt(2 * math.log(1.25e5)) / epsilon
-
-
-@pytest.mark.parametrize("epsilon", [1e6, 1e300])
-def test_a_huge_epsilon_has_little_noise_and_no_overflow(epsilon):
-    """Theorem 8 tends to sigma^2 = 1 / (2 epsilon)."""
-    sigma = server(Local, epsilon=epsilon).mechanism.noise_multiplier
-    assert sigma == pytest.approx(1 / math.sqrt(2 * epsilon), rel=0.01)
 
 
 def test_mean_and_count_share_the_noise_multiplier():
@@ -449,10 +441,3 @@ def test_nobody_can_draw_the_noise_again_unless_the_recipe_asks_for_it(draw):
     first, second, third, fourth = drawn
     assert not (first == second).any()
     assert torch.equal(third, fourth)
-
-
-@pytest.mark.parametrize("group", ["central_fixed", "central_adaptive", "local"])
-def test_the_recipes_hide_by_default(group):
-    recipe = compose_overrides((f"strategy/differential_privacy={group}", "strategy=feddw"))
-    assert recipe.strategy.differential_privacy.reproducible_noise is False
-    assert recipe.strategy.soft_labels.reproducible_noise is False
