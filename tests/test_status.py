@@ -154,6 +154,35 @@ def launched(folder, monkeypatch, runtime):
     launch.run(compose_overrides(("rounds=9", f"results_dir={folder}", "resume=true")))
 
 
+def test_a_link_to_a_disk_that_is_not_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").symlink_to("/there/is/none")
+    with refused("results"):
+        launch._prepare_results_dir(compose_overrides(()))
+
+
+def test_a_resumed_run_begins_if_its_launcher_knows_that_an_empty_folder_is_its_own(tmp_path):
+    words = ("runtime=deployment", "resume=true")
+    own = compose_overrides((*words, f"runtime.server_results={tmp_path}"))
+    assert app.last_checkpoint(own, tmp_path) is None
+    with refused("resume"):
+        app.last_checkpoint(compose_overrides(words), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        ("{traceback}fedhet.common.errors.ConfigError: a\nb\n", "a\nb"),
+        ("{traceback}ValueError: a\n\nDuring it\n{traceback}OSError: b\n", "OSError: b"),
+        ("INFO: round 1\n", "INFO: round 1"),
+    ],
+)
+def test_of_an_error_in_a_log_the_message_is_shown_and_not_its_traceback(log, message, tmp_path):
+    stack = "Traceback (most recent call last):\n  File x, line 1, in f\n    raise ConfigError(\n"
+    (tmp_path / "log.txt").write_text("before\n" * ("{" in log) + log.format(traceback=stack))
+    assert files.last_error(tmp_path / "log.txt") == message
+
+
 HOLDING = """
 import sys
 from pathlib import Path

@@ -14,10 +14,10 @@ from fedhet.report.class_counts import partitions_of
 from fedhet.report.data_file import ReportData, parse, to_text
 from fedhet.report.layout import automatic_layout
 from fedhet.report.paper_figures import with_figures
-from fedhet.reproductions.feddw import class_relations, classifier_data
+from fedhet.reproductions.feddw import class_relations, classifier_data, collect
 from fedhet.reproductions.feddw.classifier_data import MILLION, rank_correlation, read_relations
 from fedhet.reproductions.feddw.classifier_data import read_head_norms as read_norms
-from fedhet.reproductions.feddw.weight_norms import norms_section
+from fedhet.reproductions.feddw.weight_norms import Norms, norms_section
 from tests.recipes import TINY, run_recipe
 from tests.reproductions.blocks import by_type, texts_of
 
@@ -70,6 +70,20 @@ def test_the_relations_are_those_of_the_last_checkpoint(write_run):
     assert found.distance == pytest.approx(np.square(labels - head).mean(), rel=1e-3)
     ranks = spearmanr(labels[off], head[off]).statistic
     assert found.rank_correlation == pytest.approx(ranks, abs=1e-4)
+
+
+def test_missing_and_damaged_files_and_too_few_or_many_classes_are_left_out(write_run):
+    folder = write_run()
+    assert collect(folder, {}, print) is None
+    labels, weight = random_relations(0)
+    for wrong in (random_relations(0, 2), random_relations(0, 101), (labels, weight * np.nan)):
+        write_soft_labels(folder, *wrong)
+        assert read_relations(folder) is None
+    write_soft_labels(folder, labels, weight)
+    assert list(collect(folder, {}, print)) == ["relations"]
+    path = folder / "checkpoints" / "round-000003.safetensors"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert collect(folder, {}, print) is None
 
 
 def test_of_a_repeated_seed_the_later_run_counts_and_goes_through_the_data_file(finished_run):
@@ -168,3 +182,15 @@ def test_the_correlations_of_norms_and_shares_are_within_clients(with_heads, tmp
     equal = np.full((CLIENTS, CLASSES), 3)
     assert texts_of(norms_of(run, counted(run, equal), tmp_path)) == [["Local", "-", "-", "0 of 0"]]
     assert rank_correlation(np.ones(1), np.ones(1)) is None  # nor has a single class
+
+
+def test_the_picked_clients_have_the_lowest_median_and_highest_correlation():
+    """Norms in the order of the shares for client 3 alone, then more and more of them swapped."""
+    shares = np.tile(np.arange(1.0, 6.0), (5, 1))
+    norms = np.array(
+        [[2, 1, 3, 4, 5], [5, 4, 3, 2, 1], [3, 2, 1, 4, 5], [1, 2, 3, 4, 5], [4, 5, 3, 2, 1]]
+    )
+    shown = Norms("a", range(5), shares, norms.astype(float), list("abcde"))
+    # by hand, 1 - 6 sum d^2 / (5 * 24): 0.9, -1, 0.6, 1, -0.9
+    assert shown.correlations() == pytest.approx([0.9, -1, 0.6, 1, -0.9])
+    assert shown.picked() == [1, 2, 3]

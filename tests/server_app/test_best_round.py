@@ -178,6 +178,13 @@ def test_without_test_examples_at_the_server_a_run_cannot_go_by_what_it_measures
         check_measured(recipe, rule, classes, at_server=False)
 
 
+@pytest.mark.parametrize("best", ["received_loss", "true"])
+def test_the_model_before_a_round_is_not_taken_for_the_one_after_it(best):
+    words = (f"checkpoint.best={best}", "early_stopping.metric=received_loss")
+    with pytest.raises(ConfigError, match=r"^checkpoint\.best=.*received_loss.*client_loss$"):
+        compose_overrides(words)
+
+
 def test_the_clients_loss_is_in_the_summary_where_there_is_no_accuracy():
     row = {"seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "failures": []}
     rows = [{"round": n, "client_loss": 1.0 / n, **row} for n in (1, 2)] + [{"round": 3, **row}]

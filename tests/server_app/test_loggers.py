@@ -15,6 +15,7 @@ from fedhet.conf import compose, fingerprint, resume_fingerprint
 from fedhet.server_app.listeners import End, Finished, Start
 from fedhet.server_app.loggers import Loggers
 from fedhet.server_app.loggers.csv import CSV
+from fedhet.server_app.loggers.tensorboard import TensorBoard
 from tests.recipes import TINY, overrides, run_recipe
 
 ROWS = [
@@ -93,6 +94,16 @@ def test_csv_adds_columns_that_come_late_and_is_whole_after_every_row(tmp_path):
     head, *lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert head == "round,accuracy,elapsed_seconds,num_clients,num_failures"
     assert lines == ["0,0.1,1.0,,", "1,0.5,3.0,2,0", "2,,4.0,1,1", "3,0.75,6.0,0,0"]
+
+
+def test_tensorboard_has_a_row_as_soon_as_it_is_logged(tmp_path):
+    logger = TensorBoard()
+    logger.start(logged_run(tmp_path))
+    logger.log(ROWS[2])
+    assert (2, "num_failures", 1.0) in scalars_of(tmp_path)
+    [recipe] = [e for e in read_events(tmp_path) if "recipe/text_summary" in str(e)]
+    assert b"lr: 0.1" in recipe.summary.value[0].tensor.string_val[0]
+    logger.finish({})
 
 
 class Recorder:

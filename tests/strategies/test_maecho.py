@@ -7,7 +7,9 @@ from fedhet.strategies.base import Reply
 from fedhet.strategies.fusion.projected_layers import masked_classifier
 from fedhet.strategies.fusion.quadratic_program import min_norm_weights
 from fedhet.strategies.maecho import HarmonizedOptima, MAEcho
+from tests.federation import federate
 from tests.strategies.fusion.test_projections import draw
+from tests.strategies.labelled import blobs
 
 
 def problem(clients: int = 4, out: int = 5, width: int = 12, rank: int = 6, seed: int = 0):
@@ -165,3 +167,26 @@ def test_a_class_s_row_is_the_mean_over_its_holders_by_hand():
     assert found["head.bias"].tolist() == [2.0, 3.0, 0.0, 0.0]
     kept = masked_classifier(params, replies, absent="keep")
     assert kept["head.weight"].flatten().tolist() == [12.0, 13.0, 10.0, 10.0]
+
+
+class Linear(torch.nn.Module):
+    """Its widest layers have 4 inputs and a bias: 5 columns, of which all may be needed."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        features = self.body(inputs)
+        return features, self.head(features)
+
+
+def test_the_widest_layer_may_have_a_bias_and_a_projection_of_full_rank():
+    _, reports = federate(
+        MAEcho(projections={"rank": 5}),
+        blobs(2),
+        model=Linear,
+        loss=torch.nn.functional.cross_entropy,
+        rounds=1,
+    )
+    assert len(reports[-1].clients) == 2

@@ -257,6 +257,12 @@ def test_logits_between_0_and_1_are_logits_whatever_their_batch(name):
             assert value(shift, size) == pytest.approx(expected[name], abs=1e-6)
 
 
+def test_a_regression_with_other_outputs_than_targets_has_no_metrics():
+    found = MetricSet(["mae"], Predictions("regression"))
+    with refused("4", "2"):
+        found.update(torch.zeros(4, 2), torch.zeros(4))
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [

@@ -666,6 +666,14 @@ def test_the_accuracy_of_several_labels_an_example_is_the_share_that_is_right():
         evaluated(column)  # not 3 x 3 comparisons
 
 
+def test_a_regression_with_a_model_of_fedhets_has_no_accuracy():
+    given = (np.ones((3, 1, 8, 8)), np.zeros(3))
+    functions = Functions(lambda client_id: (given, None), None, None, loss_of("regression", None))
+    config = OWN | {"model": "mlp", "kind": "regression", "input_shape": [1, 8, 8]}
+    task = build_task(config, IID, seed=0, num_clients=1, functions=functions)
+    assert evaluated(task)[1] is None
+
+
 def pairs(inputs, labels):
     return [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(inputs, labels, strict=True)]
 

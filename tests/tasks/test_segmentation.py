@@ -13,7 +13,7 @@ from fedhet.common.errors import DamagedFileError
 from fedhet.tasks import hugging_face, tabular
 from fedhet.tasks.segmentation import UNet, load, shapes
 from tests.refused import refused
-from tests.tasks.plain import task_of
+from tests.tasks.plain import SITE, task_of
 
 
 def test_the_u_net_has_the_parameters_of_its_convolutions():
@@ -54,6 +54,17 @@ def test_an_image_and_the_mask_of_its_name_are_a_pair(tmp_path):
     enlarged, labels = load(path=str(tmp_path), image_size=12)[1][0]
     assert enlarged.shape[1:] == labels.shape == (12, 12)
     assert set(labels.unique().tolist()) <= {0, 1, 2}  # no label between two
+
+
+def test_a_site_has_its_own_images(tmp_path):
+    draw(tmp_path / "train", 4)
+    task = task_of("segmentation", {"image_size": 8}, SITE, num_classes=3)
+    train, held_out = task.client_data(0, site_folder=tmp_path)
+    assert (len(train), len(held_out)) == (3, 1)
+    model = task.build_model(0)
+    inputs, masks = next(train.batches(3, generator=None, train=False))
+    assert model(inputs)[1].shape == (3, 3, 8, 8)
+    assert (masks.shape, masks.dtype) == ((3, 8, 8), torch.int64)
 
 
 def test_pixels_of_the_ignored_label_count_nowhere(tmp_path):

@@ -1,5 +1,6 @@
 """Examples from scikit-learn, the hub, parquet files, image folders and sites."""
 
+import os
 from unittest.mock import Mock
 
 import datasets
@@ -158,6 +159,17 @@ def test_an_image_is_turned_as_its_exif_orientation_says(tmp_path):
     for source in (tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
         found = ImageEncoding((1, 3, 3)).decode(source)
         np.testing.assert_array_equal(found[0], np.rot90(pixels, -1))
+
+
+def test_linked_folders_and_names_of_any_bytes_are_read(tmp_path):
+    write_image_folder(tmp_path / "train", {"cat": 3, "dog": 3})
+    write_image_folder(tmp_path / "more", {"cat": 4})
+    (tmp_path / "train" / "cat" / "more").symlink_to(tmp_path / "more" / "cat")
+    (tmp_path / "train" / "cat" / "loop").symlink_to(tmp_path / "train" / "cat")
+    (first, *_) = sorted((tmp_path / "train" / "dog").glob("*.png"))
+    os.rename(first, os.fsencode(first.parent) + b"/caf\xe9.png")
+    task = make_task("image_folder", path=str(tmp_path), image_size=12)
+    assert task.num_train + len(task.test_data()) == 10
 
 
 def test_broken_image_folders_are_refused_by_key(tmp_path):

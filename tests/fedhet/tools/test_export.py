@@ -137,15 +137,6 @@ def test_a_regression_is_exported_in_the_unit_of_its_targets(regression_run, tmp
     assert (values - torch.tensor([[300.0], [360.0], [418.0]])).abs().max() < 100
 
 
-def test_a_segmentation_is_exported_with_the_probabilities_of_each_pixel(masks_run, tmp_path):
-    about = export(masks_run, tmp_path / "model.pt2")
-    assert about["output"] == {"shape": ["batch", 3, 16, 16], "values": "probabilities"}
-    images = torch.rand(5, 1, 16, 16)
-    found = torch.export.load(tmp_path / "model.pt2").module()(images)
-    model = model_of(masks_run, task_of(recipe_of(masks_run)))
-    torch.testing.assert_close(found, model(images)[1].softmax(dim=1))
-
-
 def test_what_cannot_be_exported_is_refused(fedavg_run, fedper_run, tmp_path, refused):
     unfinished, out = tmp_path / "unfinished", tmp_path / "model.pt2"
     shutil.copytree(fedavg_run, unfinished)

@@ -12,6 +12,7 @@ from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.round.availability import ClientAvailability
 from fedhet.strategies.round.evaluation import valid_evaluations
 from fedhet.strategies.round.registration import (
+    FROZEN_MODEL,
     ClientRegistry,
     FederationConfig,
     register_clients,
@@ -157,6 +158,18 @@ def test_a_node_that_does_not_fit_keeps_itself_out_at_the_start_and_later(answer
         assert "\n" not in said
 
 
+def test_a_site_with_other_frozen_weights_keeps_itself_out(caplog):
+    logging.getLogger("flwr").propagate = True
+    hashes = {"fingerprint": {FROZEN_MODEL: "aa"}}
+    grid = grid_of(0, 1, size=2)
+    for node, own in ((100, "aa"), (101, "bb")):
+        join(grid, node, node - 100, 2, **{FROZEN_MODEL: own})
+    with caplog.at_level(logging.WARNING):
+        assert register(grid, size=2, min_clients=1, **hashes).nodes == {0: 100}
+    assert "(partition 1) runs another frozen-model: 'bb', the server has 'aa'" in caplog.text
+    assert "give every site the same pretrained files" in caplog.text
+
+
 def test_a_site_that_counts_other_clients_keeps_itself_out(caplog):
     """It would take its part of another division: rows held twice, and rows of nobody."""
     grid = grid_of(0, 1, 2)
@@ -193,6 +206,17 @@ def test_a_node_that_hangs_is_waited_for_once():
     grid.send_and_receive = send_and_receive
     assert register(grid, min_clients=2).nodes == {0: 100, 2: 102}
     assert asked == [100, 101, 102]
+
+
+def test_a_client_that_outweighs_all_others_is_named(caplog):
+    grid = grid_of(0, 1, 2)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        register(grid)
+        assert caplog.text == ""
+        content = node_info(2, 3, 22)  # 10 + 11 + 22
+        grid.handlers[102] = lambda message: Message(content, reply_to=message)
+        register(grid)
+    assert "client 2 says that it has 22 of all 43 examples" in caplog.text
 
 
 def test_a_node_that_was_refused_is_asked_again_when_it_is_back():
