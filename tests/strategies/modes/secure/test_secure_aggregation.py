@@ -283,12 +283,7 @@ def test_parts_that_read_single_replies_are_refused_and_why(slots, why):
     built(**reads_sums, secure_aggregation=SECURE)
 
 
-def test_a_value_out_of_range_is_refused_by_its_key():
-    wrong = {"reconstruction_threshold": 0.5, "clipping_range": 0.9, "quantization_range": 1}
-    wrong["max_examples"] = 0
-    for name, value in [*wrong.items(), *(("num_shares", n) for n in (0.0, 4))]:
-        with pytest.raises(ConfigError, match=rf"strategy\.secure_aggregation\.{name}="):
-            SecAggPlus(**{name: value})
+def test_a_client_with_more_examples_than_the_recipe_allows_is_refused():
     with pytest.raises(ConfigError, match="max_examples=10"):
         SecAggPlus(max_examples=10).check_client(11)
 
