@@ -1,11 +1,13 @@
 """The round: refused and lost replies, client state, resume, payloads, messages."""
 
+import io
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import nn
 
 from fedhet.client_app.state import ContextStateStore, FolderStateStore
@@ -74,10 +76,27 @@ def with_value(value: float):
     return change
 
 
+def pickled(record: ArrayRecord) -> ArrayRecord:
+    file = io.BytesIO()
+    np.save(file, np.array([print], dtype=object), allow_pickle=True)
+    return ArrayRecord({"head.weight": Array("O", (1,), "numpy.ndarray", file.getvalue())})
+
+
 BAD_REPLIES = [
     ("update", with_value(math.nan), "'head.weight' holds NaN or Inf"),
+    ("update", with_value(math.inf), "'head.weight' holds NaN or Inf"),
+    ("update", lambda r: to_record({"head.weight": torch.zeros(1, 3)}), "shape (1, 3), expected"),
+    ("update", lambda r: to_record({"other": torch.zeros(1, 2)}), "lacks the tensors"),
+    ("update", lambda r: None, "lacks the payload 'update'"),
+    ("update", pickled, "cannot be read"),
     ("control_variate_delta", lambda r: None, "lacks the payload 'control_variate_delta'"),
+    ("control_variate_delta", with_value(math.nan), "holds NaN or Inf"),
+    ("control_variate_delta", lambda r: to_record({"head.weight": torch.zeros(2)}), "has shape"),
+    ("metrics", lambda r: MetricRecord({**r, "partition-id": 2}), "it names partition 2"),
+    ("metrics", lambda r: MetricRecord({**r, "num-examples": 0}), "no example"),
+    ("metrics", lambda r: MetricRecord({**r, "num-steps": 0}), "no step"),
     ("metrics", lambda r: MetricRecord({**r, "train-loss": math.nan}), "['train-loss'] are NaN"),
+    ("metrics", lambda r: MetricRecord({"partition-id": 1}), "metrics lack"),
 ]
 
 
