@@ -122,6 +122,12 @@ def answer():
     return RecordDict({COLUMNS: record, CATEGORIES: ConfigRecord({"town": ["Rome", "Oslo"]})})
 
 
+def test_what_a_site_may_send():
+    found = decode_statistics(answer(), 2, ["town"])
+    assert (found.rows, found.categories) == (9, (("Oslo", "Rome", None),))
+    assert found.variances().tolist() == [2 / 9, 0]
+
+
 WRONG = [
     ("rows", [0.0], "its rows are 0: they must be a whole number from 1"),
     ("rows", [1e30], "its rows are 1e"),

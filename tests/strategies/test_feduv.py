@@ -10,6 +10,7 @@ from fedhet.strategies.feduv import (
     crowding,
     median_apart,
     missing_variance,
+    squared_distances,
 )
 from tests.strategies.sides import client_side
 
@@ -51,6 +52,20 @@ def test_the_median_of_feduv_shares_its_gradient_among_ties():
     median.backward()
     assert median.item() == 1.0
     assert torch.equal(distances.grad, torch.tensor([1.0, 0, 0, 1, 0, 1, 0]) / 3)
+
+
+def test_far_or_close_examples_of_feduv_lose_nothing():
+    """At 2^16, where a squared length in float32 has steps of 512."""
+    near = torch.tensor([[0.0, 0.0], [0.25, 0.0], [0.25, 0.0], [1.0, 2.0]], requires_grad=True)
+    far = (2.0**16 + near.detach()).requires_grad_()
+    torch.testing.assert_close(squared_distances(far), squared_distances(near))
+    crowding(near).backward()
+    crowding(far).backward()
+    torch.testing.assert_close(far.grad, near.grad, atol=1e-4, rtol=0)
+    first = torch.tensor([1.0, 1.0, 1.0 + 2**-12, -3.0])  # a square below the rounding of 2
+    found = squared_distances(first[:, None] * torch.tensor([[1.0, 0.0, 0.0]]))
+    assert found[0] == 0.0
+    assert found[1].item() == pytest.approx(2.0**-24, rel=1e-3)
 
 
 def test_feduv_missing_variance_by_hand():

@@ -81,6 +81,24 @@ def test_a_client_s_assignment_is_the_best_of_all(gamma, most, seed):
     assert max(totals) == pytest.approx(best)
 
 
+def test_after_the_sweeps_no_client_has_a_better_assignment():
+    """And no label is unused."""
+    rows = [draw(5, 3, seed=seed) for seed in range(4)]
+    neurons = neurons_of(rows, 1.0, draw(3, seed=77).double())
+    labels = [label.tolist() for label in match(neurons, 2.0, 99, 20, torch.Generator())]
+    assert set(itertools.chain(*labels)) == set(range(1 + max(itertools.chain(*labels))))
+    for j in range(4):
+        kept = {k: label for k, label in enumerate(labels) if k != j}
+        used = sorted(set(itertools.chain(*kept.values())))
+        others = {k: [used.index(i) for i in label] for k, label in kept.items()}
+        fresh = itertools.count(len(used))
+        own = [used.index(i) if i in used else next(fresh) for i in labels[j]]
+        given = {k: torch.tensor(label) for k, label in others.items()}
+        best = assign(neurons, j, given, 2.0, 99).tolist()
+        now, then = (score(neurons, j, label, others, 2.0) for label in (own, best))
+        assert then == pytest.approx(now)
+
+
 def test_a_column_of_precision_zero_has_no_effect():
     """A client's weights to a class that it has no example of do not count."""
     rows = [[1.0, 9.0], [-1.0, 4.0]], [[-1.0, 9.0], [1.0, 4.0]]

@@ -84,6 +84,13 @@ def test_columns_of_numbers_and_targets_of_a_regression(tmp_path):
     assert targets.tolist() == [0.5, 7]
 
 
+def test_a_missing_number_of_a_row_is_refused(tmp_path):
+    folder = saved(tmp_path / "set", {"x": [[1.0, 2.0], [3.0, None]], "y": [0.5, 7]})
+    options = {"input_column": "x", "label_column": "y", "test_split": None, "kind": "regression"}
+    with refused("1"):
+        load(path=folder, test_fraction=0.0, **options)
+
+
 def test_texts_become_tokens_cut_and_padded(tmp_path, tokenizer):
     folder = saved(tmp_path / "set", {"text": TEXTS, "label": ["up", "down", "down"]})
     (tokens, labels), _ = load(
@@ -157,6 +164,14 @@ def test_labels_that_fit_no_class_or_two_are_refused(tmp_path, feature, given, c
         labels_of(tmp_path, feature, given, classes)
 
 
+def test_images_of_16_bits_are_refused(tmp_path):
+    deep = [Image.fromarray(np.full((4, 4), value, np.uint16)) for value in (255, 60000)]
+    features = {"pic": datasets.Image(), "kind": WHOLE}
+    folder = saved(tmp_path / "set", {"pic": deep, "kind": [0, 1]}, features)
+    with refused("0", "8", "I;16"):
+        load(path=folder, **IMAGES)
+
+
 WRONG = [
     ({"path": "/nowhere/at/all"}, "loaded"),
     ({"input_column": "pix"}, "input_column"),
@@ -189,6 +204,14 @@ def text_task(tokenizer, **keys):
     options = {"config": BERT, **keys.pop("model_options", {})}
     given = {"tokenizer": tokenizer, "length": 6}
     return task_of("hf_text", given, num_classes=3, model_options=options, **keys)
+
+
+def test_padding_does_not_change_the_logits(tokenizer):
+    model = text_task(tokenizer).build_model(0).eval()
+    tokens = torch.tensor([[2, 3, 4]])
+    padded = torch.tensor([[2, 3, 4, 0, 0, 0]])
+    torch.testing.assert_close(model(tokens)[1], model(padded)[1])
+    assert model(tokens)[1].shape == (1, 3)
 
 
 def test_a_config_gives_the_same_weights_for_a_seed_and_the_tokenizers_vocabulary(tokenizer):

@@ -181,6 +181,14 @@ def test_the_fit_of_targets_far_from_zero_or_of_a_small_unit_is_scikit_learns(
         assert all(in_range(name, value) for name, value in found.items())
 
 
+def test_what_constant_targets_or_predictions_do_not_define_is_left_out():
+    names = ["mae", "r2", "explained_variance", "pearson", "spearman"]
+    same, other = torch.full((40,), 0.1), torch.arange(40.0)
+    kind = Predictions("regression")
+    assert measured(names, kind, other, same).keys() == {"mae"}
+    assert measured(names, kind, same, other).keys() == {"mae", "r2", "explained_variance"}
+
+
 def test_a_segmentation_counts_pixels_without_the_ignored_ones():
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(4, 3, 5, 6, generator=generator)
@@ -204,6 +212,23 @@ def test_a_segmentation_counts_pixels_without_the_ignored_ones():
     }
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, abs=1e-6), name
+
+
+def test_the_first_batch_does_not_decide_what_is_counted_together():
+    """Where all is right, the first and the first five are equal; so are the errors of a fit."""
+    logits, labels, *_ = classified()
+    right = torch.eye(C)[:3], torch.arange(3)
+    collected = MetricSet(["top5_accuracy"], Predictions("classification", CLASSES))
+    collected.update(*right)
+    collected.reset()
+    collected.update(logits, labels)
+    among = (logits.topk(5, 1).indices == labels[:, None]).any(1).double().mean()
+    assert collected.compute()["top5_accuracy"] == pytest.approx(float(among))
+    fit = MetricSet(["mape", "smape"], Predictions("regression", ()))
+    fit.update(torch.ones(3, 1), torch.ones(3))
+    fit.reset()
+    fit.update(torch.full((3, 1), 2.0), torch.ones(3))
+    assert fit.compute() == pytest.approx({"mape": 1.0, "smape": 2 / 3})
 
 
 def test_a_second_pass_does_not_remember_the_first():

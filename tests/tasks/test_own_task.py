@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from fedhet.tasks import Functions, build_task
 from fedhet.tasks.evaluation import evaluate_model
-from fedhet.tasks.examples import IGNORED
+from fedhet.tasks.examples import IGNORED, Examples
 from fedhet.tasks.losses import loss_of
 from fedhet.tasks.models import build_model
 from fedhet.tasks.models.attributes import PlainAttributes
@@ -250,6 +250,19 @@ def test_what_forward_writes_into_attributes_is_known():
     assert all(map(torch.equal, weights, body.rnn.parameters()))
 
 
+def test_a_model_may_draw_from_numpy_and_python_and_leaves_them_alone():
+    task = task_of(lambda: None, Chain)
+    first, second, other = (task.build_model(seed).body.scale for seed in (3, 3, 4))
+    assert first == second != other
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    task.build_model(3)
+    found = random.random(), np.random.rand()  # noqa: NPY002
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    assert found == (random.random(), np.random.rand())  # noqa: NPY002
+
+
 def test_an_own_model_is_told_what_its_parameters_name():
     model = build_model(
         "tests.tasks.test_own_task:sized", input_shape=(2, 3), num_classes=5, seed=0
@@ -312,6 +325,22 @@ def test_a_subset_and_a_dataset_around_another_are_divided_as_they_are():
         found = sorted(abs(value) for inputs in batches for value in inputs.flatten().tolist())
         assert found == list(range(first, 20))
         assert all((sign * inputs >= 0).all() for inputs in batches)
+
+
+def test_nobody_trains_on_a_row_that_another_client_holds_out():
+    """Some partitions give a row to several clients."""
+    task = task_of(everything, partition=IID | {"holdout": 0.3})
+    both = np.arange(10)
+    task.__dict__["client_rows"] = [both, both, np.arange(10, 60)]
+    numbered = np.arange(60.0, dtype="float32")[:, None].repeat(4, axis=1)
+    task.__dict__["_all"] = (numbered, everything()[0][1]), None
+    parts = [task.client_data(client) for client in range(2)]
+    trained, held = (
+        {float(x) for pair in parts for x in next(pair[n].batches(99, **IN_ORDER))[0][:, 0]}
+        for n in (0, 1)
+    )
+    assert not trained & held
+    assert len(held) > 3
 
 
 def test_a_function_of_one_client_is_told_who_asks_and_the_server_has_no_test_data():
@@ -491,6 +520,25 @@ def test_complex_inputs_stay_complex():
         assert found.dtype == torch.complex64
         assert found.tolist() == inputs.tolist()
         assert examples.sha256() is None or len(examples.sha256()) == 64
+
+
+def test_arrays_that_torch_cannot_share_are_copied():
+    inputs, labels = np.arange(8.0).reshape(2, 4), np.array([0, 1])
+    flipped, foreign = inputs[:, ::-1], inputs.astype(">f4")
+    for given, expected in ((flipped, [3.0, 2.0, 1.0, 0.0]), (foreign, [0.0, 1.0, 2.0, 3.0])):
+        task = task_of(lambda given=given: ((given, labels), None), clients=1)
+        found, _ = next(task.client_data(0)[0].batches(2, **IN_ORDER))
+        assert found[0].tolist() == expected
+
+
+def test_the_loss_of_thousands_of_examples_is_finite_in_float16():
+    """65,504 is the largest such number, and 100,000 losses of log 2 have the sum 69,315."""
+    labels = torch.zeros(100_000).long()
+    examples = Examples((torch.zeros(100_000, 1), labels), kind="classification", num_classes=2)
+    model = WrappedModel(nn.Sequential(nn.Linear(1, 2, dtype=torch.float16)))
+    nn.init.zeros_(model.head.bias)
+    loss, _ = evaluate_model(model, examples, loss_of("classification", None))
+    assert loss == pytest.approx(np.log(2), rel=1e-2)
 
 
 def test_a_partial_is_named_by_its_function_and_what_it_is_given():

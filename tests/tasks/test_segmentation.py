@@ -11,7 +11,7 @@ from PIL import Image
 import fedhet.conf
 from fedhet.common.errors import DamagedFileError
 from fedhet.tasks import hugging_face, tabular
-from fedhet.tasks.segmentation import UNet, load, shapes
+from fedhet.tasks.segmentation import MaskedImages, UNet, load, shapes
 from tests.refused import refused
 from tests.tasks.plain import SITE, task_of
 
@@ -54,6 +54,25 @@ def test_an_image_and_the_mask_of_its_name_are_a_pair(tmp_path):
     enlarged, labels = load(path=str(tmp_path), image_size=12)[1][0]
     assert enlarged.shape[1:] == labels.shape == (12, 12)
     assert set(labels.unique().tolist()) <= {0, 1, 2}  # no label between two
+
+
+def turned(path, pixels):
+    """Save pixels (H, W) as they are, and say that they have to be turned by a quarter."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: row 0 is the right side
+    Image.fromarray(pixels).save(path, exif=exif)
+
+
+def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
+    draw(tmp_path / "train", 1)
+    pixels = np.arange(24, dtype=np.uint8).reshape(4, 6)
+    upright = np.rot90(pixels, -1)
+    turned(tmp_path / "train" / "images" / "0.png", pixels)
+    Image.fromarray(upright).save(tmp_path / "train" / "masks" / "0.png")
+    image, mask = MaskedImages(tmp_path / "train", 12, channels=1)[0]
+    same = Image.fromarray(upright).resize((12, 12), Image.Resampling.BICUBIC)
+    torch.testing.assert_close(image[0] * 255, torch.tensor(np.asarray(same, dtype=np.float32)))
+    assert mask[::11, 0].tolist() == upright[::5, 0].tolist()  # the corners on the left
 
 
 def test_a_site_has_its_own_images(tmp_path):

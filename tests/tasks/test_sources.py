@@ -204,6 +204,20 @@ def test_images_of_more_than_8_bits_are_refused_and_not_cut_off(tmp_path, kind, 
     refuses(message, "image_folder", path=str(tmp_path))
 
 
+def test_an_image_of_16_bits_in_a_table_is_refused_with_its_row(tmp_path):
+    deep = np.stack([np.zeros((8, 8), "uint16"), np.full((8, 8), 300, "uint16")])
+    write_parquet(tmp_path / "mnist" / "train.parquet", deep, {"label": np.arange(2)})
+    alone = {"path": str(tmp_path), "test_split": None}
+    refuses("train.parquet 0 8", "mnist", **alone)
+
+
+def test_labels_with_fractions_are_refused_in_tables(tmp_path):
+    given = {"label": np.array([0.0, 1.5, 2.0])}
+    write_parquet(tmp_path / "mnist" / "train.parquet", random_images(3, 28, 1), given)
+    alone = {"path": str(tmp_path), "test_split": None}
+    refuses("1.5 task.num_classes=10 0..9", "mnist", **alone)
+
+
 def test_site_reads_its_own_image_folder(tmp_path):
     write_image_folder(tmp_path / "a" / "train", {"cat": 3})
     write_image_folder(tmp_path / "b" / "train", {"cat": 1, "dog": 4}, seed=1)

@@ -1,10 +1,12 @@
 """Texts become tokens: by hand on a tiny corpus."""
 
+import numpy as np
 import pytest
 import torch
 
 from fedhet.tasks.sources import tables
-from fedhet.tasks.vocabulary import split_words
+from fedhet.tasks.sources.encodings import TokenEncoding
+from fedhet.tasks.vocabulary import Vocabulary, split_words
 from tests.refused import refused
 from tests.tasks.generated import make_task, write_texts
 
@@ -74,6 +76,13 @@ def test_words_of_test_examples_that_are_split_off_are_not_counted(tmp_path):
     train, test = task._splits
     assert sorted(task.vocabulary) == [texts[row] for row in train.rows]
     assert test.read()[:, 1].tolist() == [2, 2]
+
+
+def test_the_last_token_fits_the_arrays():
+    for size, dtype in ((32_765, np.int16), (32_766, np.int32)):
+        words = tuple(f"w{rank}" for rank in range(size))
+        tokens = TokenEncoding(Vocabulary(words), 3).encode(f"{words[-1]} w0 w0")
+        assert (tokens.tolist(), tokens.dtype) == ([1, size + 2, 3], dtype)
 
 
 def test_texts_are_encoded_once_for_each_length_and_vocabulary(root, monkeypatch):

@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import yaml
 
+from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, fingerprint
 from fedhet.sweep.resume import FolderTaken
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
@@ -123,6 +125,17 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path, launched):
         with pytest.raises(ValueError, match=r"holds another search \(task=digits .*other folder"):
             tune_in(tmp_path, **other)
     assert len(launched) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", ["stopped", "running"])
+def test_no_choice_is_made_of_a_search_that_was_cut_short(tmp_path, launched, status):
+    tune_in(tmp_path)
+    sweep = SweepFolder(tmp_path / "search" / "0")
+    sweep.write(replace(sweep.read(), status=status), sweep.jobs().values())
+    with pytest.raises(ConfigError, match=f"the search of 0 is {status}: the same command goes on"):
+        tune_in(tmp_path)
+    assert launched[-1] == ["-m", "--resume", str(sweep.path)]
 
 
 @pytest.mark.slow

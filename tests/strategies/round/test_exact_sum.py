@@ -149,6 +149,17 @@ def test_the_most_summands_of_the_largest_size_do_not_overflow(weight, sign):
         torch.testing.assert_close(mean, value, rtol=2e-7, atol=0.0)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_most_summands_with_the_largest_low_parts_do_not_overflow(sign):
+    """(2^28 - 2^-17) 2^16 is a half away from a whole number: its low part is 2^43."""
+    value = sign * (largest_summand(MOST_SUMMANDS) - 2.0**-17)
+    assert abs(value) == 2.0**28 - 2.0**-17
+    total = total_of([({"w": torch.tensor([value], dtype=torch.float64)}, 1.0)])
+    for _ in range(18):
+        total.merge(copy.deepcopy(total))
+    assert total.over(1.0)["w"].item() == sign * (2.0**46 - 2.0)
+
+
 def test_the_bound_of_one_client_is_that_of_weight_one():
     assert largest_summand(0.5) == largest_summand(1.0) == 2.0**46
     assert largest_summand(60_000.0 * 1000) == pytest.approx(2.0**46 / 6e7)

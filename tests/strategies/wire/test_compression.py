@@ -10,6 +10,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.wire.compression import (
     COUNTS,
     INDICES,
+    SCALES,
     VALUES,
     BFloat16,
     Compression,
@@ -60,6 +61,15 @@ def test_numbers_on_the_levels_come_back_exactly(codec, levels, size):
     whole = torch.tensor([levels, -levels, 1, 0, -3, -levels, 2, 0, -1, levels])[:size]
     assert torch.equal(sent(codec, scales * whole), scales * whole)
     assert torch.equal(sent(codec, torch.zeros(size)), torch.zeros(size))
+
+
+@pytest.mark.parametrize("codec", [Int8(block=2**31 - 1), Int4(block=2**31 - 1)])
+def test_a_block_longer_than_the_vector_is_as_long_as_the_vector(codec):
+    numbers = drawn(300)
+    found = sent(codec, numbers)
+    assert len(codec.encode(numbers, SEED)[SCALES]) == 1
+    assert float((found - numbers).abs().max()) <= float(numbers.abs().max()) / codec.levels
+    assert torch.equal(found, sent(type(codec)(block=300), numbers))
 
 
 @pytest.mark.slow

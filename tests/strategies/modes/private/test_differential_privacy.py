@@ -171,6 +171,13 @@ def test_local_noise_is_enough_also_where_the_formula_is_not(epsilon):
         assert sigma == math.sqrt(2 * math.log(1.25e5)) / epsilon
 
 
+@pytest.mark.parametrize("epsilon", [1e6, 1e300])
+def test_a_huge_epsilon_has_little_noise_and_no_overflow(epsilon):
+    """Theorem 8 tends to sigma^2 = 1 / (2 epsilon)."""
+    sigma = server(Local, epsilon=epsilon).mechanism.noise_multiplier
+    assert sigma == pytest.approx(1 / math.sqrt(2 * epsilon), rel=0.01)
+
+
 def test_mean_and_count_share_the_noise_multiplier():
     """z^-2 = z_v^-2 + (2 s)^-2: 3-4-5 in reciprocals, 1 / 2.4^2 = 1 / 4^2 + 1 / 3^2."""
     norm = CentralAdaptive(count_stddev=1.5).norm()
