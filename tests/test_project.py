@@ -65,12 +65,6 @@ def test_the_name_is_everywhere(tmp_path):
     assert "two_words/conf/task/two_words.yaml" in written
 
 
-def test_the_readme_says_where_the_pages_are_that_it_names(tmp_path):
-    write_project(tmp_path / "mine")
-    text = (tmp_path / "mine" / "README.md").read_text()
-    assert "docs/tutorial.md and docs/own.md in a clone of fedhet; `make docs`" in text
-
-
 # ---- recipes -------------------------------------------------------------------------------------
 
 

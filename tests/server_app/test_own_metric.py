@@ -18,7 +18,6 @@ from fedhet.runtimes.flower_install import stage_app
 from fedhet.server_app.assembly import check_parts
 from fedhet.server_app.loggers import scalars
 from fedhet.strategies.fedprox import FedProxClient
-from fedhet.sweep.optuna_search import check_search
 from fedhet.tasks.evaluation import logits_of
 from fedhet.tasks.metrics import MetricSet, Predictions
 from tests.recipes import TINY, run_recipe
@@ -252,21 +251,6 @@ def test_the_name_of_what_a_method_measures_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(FedProxClient, "measures", frozenset({"sure"}))
     with pytest.raises(ConfigError, match="rows of strategy=fedprox have sure already"):
         run_recipe(tmp_path, *TINY, SURE, "strategy=fedprox")
-
-
-def test_a_metric_that_nothing_goes_by_needs_no_direction():
-    for words in (
-        [],
-        ["checkpoint.best=loss"],
-        ["checkpoint.best=true", "early_stopping.mode=min"],
-    ):
-        compose_overrides(("task=digits", SURE, "early_stopping.metric=sure", *words))
-
-
-def test_a_search_takes_it_in_both_directions():
-    compose_overrides(("task=digits", SURE, "objective=sure"))
-    for direction in ("minimize", "maximize"):
-        check_search("sure", {"_target_": "Optuna", "direction": direction, "n_jobs": 1})
 
 
 # ---- in rows and reports -------------------------------------------------------------------------

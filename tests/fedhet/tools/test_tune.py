@@ -17,7 +17,6 @@ from fedhet.tools.tune import (
     CHOICES,
     Candidate,
     Search,
-    _search_words,
     cell_name,
     chosen,
     expanded,
@@ -117,21 +116,6 @@ def test_it_searches_chooses_logs_and_runs_and_again_resumes_and_skips(tmp_path,
     completed(tmp_path / "runs" / "0", "local.lr=0.2", "schedule=constant")
     tune_in(tmp_path)
     assert launched[3:] == [["-m", "--resume", str(tmp_path / "search" / "0")]]
-
-
-@pytest.mark.slow
-def test_the_candidates_go_without_what_needs_the_servers_evaluations(tmp_path):
-    ending = ["early_stopping.patience=3", "checkpoint.best=accuracy", "target_accuracy=0.9"]
-    words = _search_words(["task=digits", *ending], tmp_path / "new", Search((), 2, tmp_path))
-    recipe = compose({"overrides": json.dumps([one for one in words[1:] if "hydra." not in one])})
-    assert recipe.evaluation.every == 0
-    assert recipe.early_stopping.patience is recipe.target_accuracy is None
-    assert recipe.checkpoint.best is False
-
-
-def test_a_text_of_the_grid_that_hydra_cannot_read_is_shown_with_its_quotes():
-    with pytest.raises(ConfigError, match=r"""quote the text .*: "task\.path='~/a'"$"""):
-        expanded(["task.path=~/a"])
 
 
 def test_another_search_in_the_same_folder_is_refused(tmp_path, launched):
