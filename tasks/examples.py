@@ -186,7 +186,9 @@ class _Arrays:
     def sha256(self) -> str | None:
         parts = [one.cpu().contiguous() for one in (self.inputs, self._targets)]
         about = [f"{one.dtype} {tuple(one.shape)} ".encode() for one in parts]
-        content = [one.view(-1).view(torch.uint8).numpy().data for one in parts]
+        # one number counts as contiguous, whatever its stride, which its bytes must not have
+        flat = [one.view(-1) if one.numel() > 1 else one.reshape(-1).clone() for one in parts]
+        content = [one.view(torch.uint8).numpy().data for one in flat]
         return sha256_of(*about, *content)
 
     def to(self, device: torch.device) -> _Arrays:
@@ -303,8 +305,13 @@ def _numbers(what: str, given: Any) -> Tensor:
         raise ConfigError(f"the {what} have masked values: fill them, or remove their examples")
     try:
         values = _of_frame(given) if hasattr(given, "iloc") else np.asarray(given)
-    except ValueError as error:
-        raise ConfigError(f"the {what} cannot become an array: {error}") from None
+    except (ValueError, TypeError) as error:
+        shapes = "inhomogeneous" in str(error)
+        why = "their shapes differ: give them one shape" if shapes else f"{error}: give numbers"
+        raise ConfigError(
+            f"the {what} cannot become one array, because {why}, or a Dataset or a DataLoader "
+            "whose collate_fn pads them"
+        ) from None
     if values.ndim == 0 or values.dtype.kind not in "biufc":
         raise ConfigError(
             f"the {what} are of the type {type(given).__name__} with elements of the type "

@@ -19,6 +19,7 @@ from fedhet.tasks.examples import Examples
 from fedhet.tasks.losses import loss_of, require_logits
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import CONDITIONAL, AnyModel, build_model
+from fedhet.tasks.models.wrapped import CHANNEL_KEYS, WrappedModel, refuse_channels
 from fedhet.tasks.own_task import Functions, OwnTask
 from fedhet.tasks.partitioned import Partitioned
 from fedhet.tasks.partitions import PartitionConfig, partition_rows
@@ -130,6 +131,9 @@ class Task(Measured, Partitioned):
             seed=seed,
             **self.config.model_arguments,
         )
+        if isinstance(model, WrappedModel) and isinstance(self.config, ImageConfig):
+            keys = [f"task.{key}" for key in CHANNEL_KEYS]
+            refuse_channels(model, self.input_shape, keys)
         # so that a large model is not built once more to be asked
         self.__dict__.setdefault("classifier_tensors", model.classifier_tensors)
         return model

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.common.text_files import require_file
 from fedhet.tasks.sources.arrays import Record
 from fedhet.tasks.sources.encodings import Encoding
 
@@ -37,7 +38,7 @@ class Columns:
 
     def check(self, where: object, available: list[str]) -> None:
         """Reject a table without these columns."""
-        keys = (self.example_key, "label_column", "group_column")
+        keys = (self.example_key, "label_column", "client_column")
         for key, name in zip(keys, (self.example, self.label, self.group), strict=True):
             if name is not None and name not in available:
                 raise ConfigError(
@@ -48,7 +49,12 @@ class Columns:
 def parquet_files(folder: Path, split: str) -> list[Path]:
     """Return <split>.parquet, or the hub's <split>-00000-of-00002.parquet and so on."""
     single = folder / f"{split}.parquet"
-    return [single] if single.is_file() else sorted(folder.glob(f"{split}-*.parquet"))
+    if single.is_file():
+        return [single]
+    several = sorted(folder.glob(f"{split}-*.parquet"))
+    for path in several:
+        require_file(path, "task.path")
+    return several
 
 
 @dataclass(frozen=True)

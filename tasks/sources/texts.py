@@ -41,7 +41,7 @@ class TextSource(Source):
     def columns(self) -> Columns:
         """The tables' columns."""
         task = self.task
-        return Columns(task.text_column, task.label_column, task.group_column, "text_column")
+        return Columns(task.text_column, task.label_column, task.client_column, "text_column")
 
     def vocabulary(self) -> Vocabulary:
         """Return the words of the tokens."""

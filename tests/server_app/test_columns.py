@@ -19,7 +19,7 @@ from tests.recipes import run_recipe
 
 SITES = 3
 RECIPE = (
-    *("task=tabular", "task.data_options.fit=federated", "task.data_options.target=income"),
+    *("task=tabular", "task.data_options.fit=federated", "task.target=income"),
     *("task.data_options.numeric=[age]", "task.data_options.categorical=[town]"),
     *("task.classes=[low,high]", "partition=site", "partition.holdout=0.25", f"clients={SITES}"),
     *("local.epochs=2", "local.batch_size=8"),
@@ -66,7 +66,7 @@ def test_a_run_fits_the_training_rows_of_all_sites_and_is_resumed_with_the_same(
     (tmp_path / FILE).write_text(json.dumps(found) + "\n")
     assert run(sites, tmp_path, "rounds=4", "resume=true")["rounds"] == 4
     one = sites / "2" / "train.csv"
-    task = [f"data_options.path={one}", "test_data=fedhet.tasks.tabular:load_test"]
+    task = [f"path={one}", "test_data=fedhet.tasks.tabular:load_test"]
     assert (
         evaluate(tmp_path, task).examples == 40
     )  # with the columns that the model was stored with

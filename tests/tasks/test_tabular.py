@@ -156,7 +156,7 @@ def test_one_file_is_split_always_in_the_same_way(table):
 
 
 WRONG = [
-    ({"target": None}, "task.data_options.target=null"),
+    ({"target": None}, "task.target=null"),
     ({"target": "x"}, "rows.csv"),
     (
         {"numeric": ["town"]},
@@ -329,7 +329,7 @@ def test_sites_read_their_own_folders_and_the_server_needs_the_public_file_alone
 def test_sites_must_share_a_public_file(table, tmp_path):
     (tmp_path / "train.csv").write_text(ROWS)
     task = task_of("tabular", {"target": "income"}, SITE, classes=CLASSES)
-    with refused("public=100", "partition=site"):
+    with refused("fit=all", "data_options.public", "partition=site"):
         task.client_data(0, site_folder=tmp_path)
 
 
