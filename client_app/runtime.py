@@ -267,7 +267,7 @@ def client_runtime(
     It is built anew if the files that ``task.path`` names change.
     """
     device = str(context.node_config.get("device", ""))
-    path = compose_overrides(overrides).task.path
+    path = compose_overrides(overrides).task.get("path")
     content = (context.run_id, stamp(path) if path else ())
     size = num_partitions_of(context)
     return _build_runtime(overrides, device, size, functions, columns, content)

@@ -107,21 +107,6 @@ def folders_below(folder: Path, seen: set[Path] | None = None) -> Iterator[Path]
         yield from folders_below(child, seen)
 
 
-def files_in(folder: Path) -> list[Path]:
-    """Return the files in a folder by name, linked ones too, without hidden ones.
-
-    Raises:
-        ConfigError: for a pipe, a device or a link to nothing, which cannot be read as a file.
-    """
-    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
-    for path in paths:
-        if not path.is_file() and not path.is_dir():
-            raise ConfigError(
-                f"{path} is not a file, but a pipe, a device or a link to nothing: remove it"
-            )
-    return [path for path in paths if path.is_file()]
-
-
 def stamp(place: str) -> tuple[object, ...]:
     """Return what changes if a file, or one that is directly in a folder, is written anew.
 

@@ -27,6 +27,7 @@ from fedhet.common.checksums import sha256_of
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.tensor_data import order_of
 
+Clients = NDArray[np.str_] | None
 IGNORED = -100  # as in PyTorch: a pixel with this label counts in no loss and no metric
 TARGETS = ("label", "labels", "target", "targets", "y", "fine_label", "mask")  # in a dict of two
 
@@ -284,6 +285,35 @@ def _reader(
             "(inputs, targets), a torch Dataset with a length, or a DataLoader of one"
         )
     return _Dataset(given, default_collate, columns, check)
+
+
+def clients_of(given: Any, column: str | None) -> tuple[Any, Clients]:
+    """Return what a data function gave without its clients, and whose each example is.
+
+    They are the third of (inputs, targets, clients), an attribute ``clients`` of a Dataset, or a
+    column of a data frame, of a Hugging Face Dataset or of examples that are dicts.
+    """
+    found: Any = getattr(given, "clients", None)
+    if isinstance(given, tuple) and len(given) == 3:
+        *pair, found = given
+        given = tuple(pair)
+    elif found is None and column is not None and given is not None:
+        frame = given[0] if is_pair(given) else None
+        if frame is not None and hasattr(frame, "iloc") and column in frame:
+            found, given = frame[column], (frame.drop(columns=column), given[1])
+        elif column in getattr(given, "column_names", ()):
+            found = given[column]
+        elif frame is None:
+            dataset = given.dataset if isinstance(given, DataLoader) else given
+            found = [_client_in(dataset[row], column) for row in range(len(dataset))]
+    return given, None if found is None else np.asarray(list(found)).astype(str)
+
+
+def _client_in(example: Any, column: str) -> Any:
+    if not isinstance(example, Mapping) or column not in example:
+        has = ", ".join(map(str, example)) if isinstance(example, Mapping) else "no names"
+        raise ConfigError(f"task.client_column={column}, but an example has {has}")
+    return example[column]
 
 
 def is_pair(given: Any) -> bool:

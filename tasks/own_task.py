@@ -20,7 +20,7 @@ from fedhet.common.errors import ConfigError, SetupError
 from fedhet.tasks import tabular
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.config import NAMED, OwnConfig
-from fedhet.tasks.examples import IGNORED, Examples, is_pair
+from fedhet.tasks.examples import IGNORED, Clients, Examples, clients_of, is_pair
 from fedhet.tasks.losses import LOSSES, Loss, loss_of, require_logits
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import AnyModel, build_model, build_own_model
@@ -348,7 +348,7 @@ class OwnTask(Measured, Partitioned):
         return partition_rows(
             self.partition,
             self._stratified[0],
-            None,
+            self._clients[0],
             num_clients=self.num_clients,
             seed=self.seed,
         )
@@ -447,8 +447,25 @@ class OwnTask(Measured, Partitioned):
         return given[0], given[1]
 
     @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """The clients' names with partition=natural; () with another one."""
+        return () if self.by_client or self.by_folder else self.names_of(self._clients[0])
+
+    @cached_property
     def _all(self) -> tuple[Any, Any]:
-        return self._given(None, None)
+        return self._parts_of_all[0]
+
+    @cached_property
+    def _clients(self) -> tuple[Clients, Clients]:
+        """Whose each training example is, and each test example; None where that is unknown."""
+        return self._parts_of_all[1]
+
+    @cached_property
+    def _parts_of_all(self) -> tuple[tuple[Any, Any], tuple[Clients, Clients]]:
+        train, test = (
+            clients_of(given, self.config.client_column) for given in self._given(None, None)
+        )
+        return (train[0], test[0]), (train[1], test[1])
 
     @cached_property
     def _server_test(self) -> Any:
@@ -491,7 +508,11 @@ class OwnTask(Measured, Partitioned):
                 "data_folder for the node's folder"
             )
         kept, held_out = self.held_out_of(self.client_rows[client_id], client_id, shared=True)
-        return _select(self._all[0], kept), _select(self._all[0], held_out)
+        train = _select(self._all[0], kept)
+        if self.client_names and self._clients[1] is not None and not self.partition.holdout:
+            own = np.flatnonzero(self._clients[1] == self.client_names[client_id])
+            return train, _select(self._all[1], own)
+        return train, _select(self._all[0], held_out)
 
     @cached_property
     def _stratified(self) -> tuple[Indices, tuple[str, ...]]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedhet.common.errors import ConfigError, DamagedFileError, SetupError
-from fedhet.common.files import files_in
 from fedhet.common.text_files import Dialect, read_csv, require_file
 from fedhet.tasks.sources.arrays import stratified_split
+from fedhet.tasks.sources.folders import files_in
 
 if TYPE_CHECKING:  # pandas takes a second to import
     from pandas import DataFrame

@@ -15,11 +15,12 @@ from typing import ClassVar
 import numpy as np
 
 from fedhet.common.errors import ConfigError, SetupError
-from fedhet.common.files import files_in, folders_below, subfolders
+from fedhet.common.files import folders_below, subfolders
 from fedhet.tasks.config import ImageConfig
 from fedhet.tasks.sources.arrays import Record, Split
 from fedhet.tasks.sources.encodings import ImageEncoding
-from fedhet.tasks.sources.source import Source, require_folder
+from fedhet.tasks.sources.folders import files_in, require_folder
+from fedhet.tasks.sources.source import Source
 from fedhet.tasks.sources.store import Decoder
 from fedhet.tasks.sources.tables import Columns
 

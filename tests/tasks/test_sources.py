@@ -60,10 +60,13 @@ def test_femnists_writers_are_in_both_splits_and_are_the_natural_clients(tmp_pat
     images = as_images(write_hub_set(tmp_path, "femnist"))
     task = make_task("femnist", "natural", clients=4, path=str(tmp_path))
     train, test = task._splits
-    assert (len(train), np.bincount(test.groups).tolist()) == (36, [1] * 4)
+    assert (len(train), sorted(test.clients)) == (36, [f"f000{n}_00" for n in range(4)])
     assert np.array_equal(train.read(), images[train.rows])
-    writers = [np.unique(train.groups[rows]).tolist() for rows in task.client_rows]
-    assert sorted(writers) == [[0], [1], [2], [3]]
+    writers = [np.unique(train.clients[rows]).tolist() for rows in task.client_rows]
+    assert writers == [["f0000_00"], ["f0001_00"], ["f0002_00"], ["f0003_00"]]
+    assert task.client_names == ("f0000_00", "f0001_00", "f0002_00", "f0003_00")
+    held_out = [task.client_data(client)[1] for client in range(4)]
+    assert [len(one) for one in held_out] == [1] * 4  # of the test set, which has their writers
 
 
 def test_a_split_in_several_files_is_read_from_fedhet_data_before_the_hub(tmp_path, monkeypatch):

@@ -81,6 +81,7 @@ def table_run(tmp_path_factory):
         folder / "run",
         *("task=tabular", f"task.path={folder / 'rows.csv'}", "clients=2", "rounds=1"),
         *("task.target=y", "task.classes=[no,yes]", "partition=iid"),
+        "task.data_options.public=100",
         clients=2,
     )
     return folder / "run", folder / "rows.csv"
@@ -96,6 +97,7 @@ def regression_run(tmp_path_factory):
         folder / "run",
         *("task=tabular", f"task.path={folder / 'rows.csv'}", "task.kind=regression"),
         *("task.target=y", "task.model_options={mean:360,std:35}", "partition=iid"),
+        "task.data_options.public=100",
         *("clients=2", "rounds=1", "local.optimizer=adam", "evaluation.metrics=[mae,r2]"),
         clients=2,
     )
