@@ -84,8 +84,7 @@ def read_text(path: Path, key: str, dialect: Dialect | None = None) -> str:
     require_file(path, key)
     encoding = _encoding(path, key, dialect)
     try:
-        content = path.read_bytes()
-        return content.decode(encoding)
+        return path.read_bytes().decode(encoding)
     except UnicodeError as error:
         raise _not_of(encoding, path, key, dialect, error) from None
     except OSError as error:
@@ -173,10 +172,21 @@ def _not_of(
     cure = "save it as UTF-8"
     if dialect.group:
         cure += f", or set {dialect.key('encoding')} (latin-1, cp1252 or utf-16, say)"
-    if isinstance(error, UnicodeDecodeError):  # its own text would quote the file
-        line = error.object[: error.start].count(b"\n") + 1
-        error = f"{error.reason} in line {line}"
+    if isinstance(error, UnicodeError):  # its own text would quote the file
+        error = f"the first wrong bytes are in line {_wrong_line(path, encoding)}"
     return DamagedFileError(f"{_named(path, key)} is not {encoding.upper()} text ({error}): {cure}")
+
+
+def _wrong_line(path: Path, encoding: str) -> int:
+    """Return the first line that cannot be decoded."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                decoder.decode(line)
+            except UnicodeError:
+                return number
+    return number
 
 
 def _change(key: str) -> str:

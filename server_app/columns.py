@@ -116,7 +116,9 @@ def _bounded_numbers(
     if len(parts) < _LEAST:
         return dict(found)
     means = np.array([one.means[place] for one in parts.values()])
-    spreads = np.array([math.sqrt(one.squares[place] / one.counts[place]) for one in parts.values()])
+    spreads = np.array(
+        [math.sqrt(one.squares[place] / one.counts[place]) for one in parts.values()]
+    )
     middle, spread = float(np.median(means)), float(np.median(spreads))
     limit = _FAR * max(spread, _NORMAL * float(np.median(abs(means - middle))))
     kept = dict(found)

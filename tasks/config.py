@@ -23,7 +23,6 @@ from fedhet.tasks.models import CONDITIONAL
 from fedhet.tasks.transform import NoTransform, Transform
 from fedhet.tasks.vocabulary import SPECIAL_TOKENS
 
-
 NAMED = ("path", "target", "client_column")  # arguments of a data function with a key of their own
 
 

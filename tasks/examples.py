@@ -188,8 +188,9 @@ class _Arrays:
         parts = [one.cpu().contiguous() for one in (self.inputs, self._targets)]
         about = [f"{one.dtype} {tuple(one.shape)} ".encode() for one in parts]
         # one number counts as contiguous, whatever its stride, which its bytes must not have
-        flat = [one.view(-1) if one.numel() > 1 else one.reshape(-1).clone() for one in parts]
-        content = [one.view(torch.uint8).numpy().data for one in flat]
+        plain = torch.contiguous_format
+        flat = [one if one.numel() > 1 else one.clone(memory_format=plain) for one in parts]
+        content = [one.view(-1).view(torch.uint8).numpy().data for one in flat]
         return sha256_of(*about, *content)
 
     def to(self, device: torch.device) -> _Arrays:

@@ -59,10 +59,10 @@ def load(
             ``save_to_disk`` wrote, or a folder that ``load_dataset`` reads.
         subset: name of the subset, if a data set on the hub has several.
         input_column: images, texts, or lists of numbers.
-        target: column of the classes, or of a regression's targets. Texts, the names of a ``ClassLabel``, and
-            True and False are found in ``classes`` by name, and so are numbers if ``classes`` are
-            numbers. Otherwise numbers without names are places in ``classes``, from 0; so are all
-            labels if ``classes`` are 0, 1, ... or None.
+        target: column of the classes, or of a regression's targets. Texts, the names of a
+            ``ClassLabel``, and True and False are found in ``classes`` by name, and so are numbers
+            if ``classes`` are numbers. Otherwise numbers without names are places in ``classes``,
+            from 0; so are all labels if ``classes`` are 0, 1, ... or None.
         train_split: name of the training split.
         test_split: name of the test split; None: ``test_fraction`` of the training split.
         test_fraction: always the same examples.
@@ -155,11 +155,13 @@ class Reader:
         """Return a split's examples, decoded."""
         import datasets
 
-        for key, name in ((f"{_KEY}.input_column", self.input_column), ("task.target", self.target)):
+        for key, name in (
+            (f"{_KEY}.input_column", self.input_column),
+            ("task.target", self.target),
+        ):
             if name not in table.column_names:
                 raise ConfigError(
-                    f"{place} has no column {name} ({key}); it has: "
-                    f"{', '.join(table.column_names)}"
+                    f"{place} has no column {name} ({key}); it has: {', '.join(table.column_names)}"
                 )
         targets = self._targets(table, place)
         feature = table.features[self.input_column]

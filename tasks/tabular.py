@@ -130,7 +130,12 @@ class Table:
         """Check the arguments of :func:`load`."""
         defaults = {name: one.default for name, one in inspect.signature(load).parameters.items()}
         given = defaults | {name: value for name, value in options.items() if name in defaults}
-        kinds = {"numeric": _TEXTS, "categorical": _TEXTS, "fit": str | None, "public": int | str | None}
+        kinds = {
+            "numeric": _TEXTS,
+            "categorical": _TEXTS,
+            "fit": str | None,
+            "public": int | str | None,
+        }
         kinds |= {"separator": str, "decimal": str, "encoding": str | None}
         require_types(KEY, {name: given[name] for name in kinds}, kinds)
         if isinstance(given["public"], int):
@@ -333,5 +338,3 @@ class Rescale(nn.Module):
     def forward(self, outputs: Tensor) -> Tensor:
         """Return outputs (B, k) in the unit of the targets."""
         return outputs * self._std + self._mean
-
-

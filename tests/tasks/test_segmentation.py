@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 import fedhet.conf
-from fedhet.tasks.config import NAMED
 from fedhet.common.errors import DamagedFileError
 from fedhet.tasks import hugging_face, tabular
+from fedhet.tasks.config import NAMED
 from fedhet.tasks.segmentation import MaskedImages, UNet, load, shapes
 from tests.refused import refused
 from tests.tasks.plain import SITE, task_of
