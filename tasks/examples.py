@@ -305,7 +305,7 @@ def clients_of(given: Any, column: str | None) -> tuple[Any, Clients]:
         elif column in getattr(given, "column_names", ()):
             found = given[column]
         elif frame is None:
-            dataset = given.dataset if isinstance(given, DataLoader) else given
+            dataset: Any = given.dataset if isinstance(given, DataLoader) else given
             found = [_client_in(dataset[row], column) for row in range(len(dataset))]
     return given, None if found is None else np.asarray(list(found)).astype(str)
 

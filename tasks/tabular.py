@@ -95,7 +95,8 @@ def load(
         ConfigError: for a missing file or column, a value in a numeric column that is not a number,
             a class that ``classes`` lacks, or a missing target.
     """
-    return Table.of(locals(), data_folder).rows(kind, classes, fitted)
+    found: tuple[Rows, Rows | None] = Table.of(locals(), data_folder).rows(kind, classes, fitted)
+    return found
 
 
 def load_test(**options: Any) -> Rows:
@@ -147,7 +148,7 @@ class Table:
         require_range(f"{KEY}.test_fraction", share, high=1.0, open_high=True)
         if given["target"] is None:
             raise ConfigError("task.target=null: name the column to predict")
-        dialect = Dialect(*(given[name] for name in _DIALECT), group=KEY)
+        dialect = Dialect(**{name: given[name] for name in _DIALECT}, group=KEY)
         tables, path, column = None, given["path"], given["client_column"]
         if data_folder is not None:  # partition.holdout holds out a site's rows
             tables = Tables(data_folder, dialect, 0.0, column)
