@@ -17,6 +17,9 @@ class SiteError(RuntimeError):
     """An error at a site; the message is what the server may know of it."""
 
 
+_READS_DATA = ("fedhet.tasks.", "fedhet.common.text_files.")
+
+
 @contextlib.contextmanager
 def kept_at_site() -> Iterator[None]:
     """Raise a SiteError in the place of each error; its cause, in the site's log, says the rest."""
@@ -34,7 +37,7 @@ def told(error: Exception) -> str:
     frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
     raised_in = str(frame.f_globals.get("__name__"))
     own = type(error).__module__.startswith("fedhet.") or isinstance(error, OSError)
-    reads_data = not raised_in.startswith("fedhet.") or f"{raised_in}.".startswith("fedhet.tasks.")
+    reads_data = not raised_in.startswith("fedhet.") or f"{raised_in}.".startswith(_READS_DATA)
     if isinstance(error, SetupError) or (own and not reads_data):
         return str(error)
     return f"{type(error).__name__} in {raised_in}, line {line}; the site's log has its text"

@@ -37,6 +37,7 @@ _UNRESOLVED = ("optimizers", "paper", "choice")  # of classes, or read by one co
 _OF_STRATEGY = ("personal", "phases", "allow_stacked_corrections")  # the rest is built
 _REFERENCE = re.compile(r"\$\{(?:[\w.]+:)?([A-Za-z_]\w*(?:\.\w+)*)")
 _OPTION = re.compile(r"(?:\+\+)?task\.(data_options|model_options)\.(\w+)[.=]")
+_MOVED = ("path", "target")  # out of the options of a data function
 _OPEN = ("strategy.methods", "paper", "choice", "local.optimizers", "logger")
 
 
@@ -240,6 +241,8 @@ def _check_options(task: str, words: Sequence[str]) -> None:
         if found is None:
             continue
         group, name = found.groups()
+        if group == "data_options" and name in _MOVED:
+            raise ConfigError(f"task.data_options.{name}: the key is task.{name} now")
         known = options_in_file(task, group)
         if known and name not in known:
             raise ConfigError(

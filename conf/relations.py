@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -34,6 +35,7 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     _check_length(values["local"])
     _check_optimizer(values["local"])
     _check_precision(values)
+    _check_natural(values)
     _check_clients(values)
     _check_evaluation(values)
     check_metrics(values)
@@ -127,6 +129,19 @@ def _check_precision(values: Mapping[str, Any]) -> None:
             "local.autocast=true: bfloat16 has too few digits for the difference of two gradients "
             "that strategy.per_fedavg.order=hessian_free takes: set local.autocast=false, or "
             "strategy.per_fedavg.order=first"
+        )
+
+
+def _check_natural(values: Mapping[str, Any]) -> None:
+    """Refuse natural clients where no column says whose an example is."""
+    task = values["task"]
+    if values["partition"]["name"] != "natural" or task.get("client_column") is not None:
+        return
+    own = task.get("inputs") == "own"  # whose function may tell, or whose folder has a file a site
+    if not own or Path(str(task.get("path"))).expanduser().is_file():
+        raise ConfigError(
+            "partition=natural: its clients are the values of a column, and "
+            "task.client_column=null: name the column, or choose another partition"
         )
 
 

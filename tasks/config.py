@@ -23,6 +23,8 @@ from fedhet.tasks.models import CONDITIONAL
 from fedhet.tasks.transform import NoTransform, Transform
 from fedhet.tasks.vocabulary import SPECIAL_TOKENS
 
+NAMED = ("path", "target", "client_column")  # arguments of a data function with a key of their own
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
@@ -31,6 +33,8 @@ class TaskConfig:
     name: str
     model: str
     inputs: str = "images"
+    path: str | None = None
+    client_column: str | None = None
     num_classes: int | None = None
     classes: tuple[str, ...] | None = None
     classifier: str | None = None
@@ -96,11 +100,9 @@ class SourceConfig(TaskConfig):
     source: str
     hub: str | None = None
     label_column: str = "label"
-    group_column: str | None = None
     train_split: str = "train"
     test_split: str | None = "test"
     test_fraction: float = 0.2
-    path: str | None = None
     train_size: int | None = None
     test_size: int | None = None
 
@@ -237,6 +239,7 @@ class OwnConfig(TaskConfig):
     """A task on data that a user's own function returns."""
 
     data: str
+    target: str | None = None
     kind: Kind = "classification"
     test_data: str | None = None
     data_options: Mapping[str, Any] | None = None
@@ -248,6 +251,13 @@ class OwnConfig(TaskConfig):
     @property
     def _classifies(self) -> bool:
         return self.kind == "classification"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The data function's arguments that the recipe has."""
+        named = {key: getattr(self, key) for key in NAMED}
+        given = {key: value for key, value in named.items() if value is not None}
+        return given | dict(self.data_options or {})
 
     @property
     def outputs(self) -> int:
@@ -264,6 +274,9 @@ class OwnConfig(TaskConfig):
         """Check the ranges."""
         super().__post_init__()
         require_choice("task.kind", self.kind, KINDS)
+        for key in NAMED:
+            if key in (self.data_options or {}):
+                raise ConfigError(f"task.data_options.{key}: the key is task.{key} now")
         if self.columns is not None and len(self.columns) != 2:
             raise ConfigError(
                 f"task.columns={list(self.columns)} must be two names, of the input and the target"

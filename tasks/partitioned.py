@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.partitions import PartitionConfig, hold_out
@@ -23,6 +24,17 @@ class Partitioned(ABC):
     @abstractmethod
     def client_rows(self) -> list[Indices]:
         """The rows of the training examples that each client holds."""
+
+    @property
+    @abstractmethod
+    def client_names(self) -> tuple[str, ...]:
+        """The clients' names with partition=natural; () with another one."""
+
+    def names_of(self, clients: NDArray[np.str_] | None) -> tuple[str, ...]:
+        """Return the clients' names, given whose each training example is."""
+        if self.partition.name != "natural" or clients is None:
+            return ()
+        return tuple(str(clients[rows[0]]) for rows in self.client_rows)
 
     def require_client(self, client_id: int) -> None:
         """Reject a client that is not one of 0 to N - 1."""

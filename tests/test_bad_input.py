@@ -74,9 +74,9 @@ def test_values_that_do_not_fit_together_are_refused(words, message, monkeypatch
 UNREADABLE = {  # and how they are written
     "task.path=~/images": "task.path='~/images'",
     "results_dir=größe": "results_dir='größe'",
-    "task.data_options.target=Größe (cm)": "task.data_options.target='Größe (cm)'",
-    "task.data_options.path=a=b.csv": "task.data_options.path='a=b.csv'",
-    "task.data_options.path=a,b.csv": "task.data_options.path='a,b.csv'",
+    "task.target=Größe (cm)": "task.target='Größe (cm)'",
+    "task.path=a=b.csv": "task.path='a=b.csv'",
+    "task.path=a,b.csv": "task.path='a,b.csv'",
     "task.classes=[größer,kleiner,1]": "task.classes=['größer',kleiner,1]",
 }
 

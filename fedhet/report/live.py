@@ -26,6 +26,7 @@ from rich.console import Console
 
 from fedhet.commands import number_between, parser_of, reported_errors, say_error
 from fedhet.common.errors import ConfigError
+from fedhet.common.files import subfolders
 from fedhet.common.results import CONFIG, METRICS, SUMMARY
 from fedhet.report.command import with_partitions
 from fedhet.report.comparison import check_baseline
@@ -85,12 +86,13 @@ class LivePage:
         return replace(data, runs=[_running(run) for run in data.runs])
 
 
-def _watched(folder: Path) -> list[Path]:
+def _watched(folder: Path, seen: set[Path] | None = None) -> list[Path]:
     """Return the files of runs that a page is made from."""
+    seen = set() if seen is None else seen
     found = [folder / name for name in _WATCHED if (folder / name).is_file()]
-    for child in folder.iterdir():
-        if child.is_dir() and child.name not in NOT_SEARCHED and not child.name.startswith("."):
-            found += _watched(child)
+    for child in subfolders(folder, seen):
+        if child.name not in NOT_SEARCHED:
+            found += _watched(child, seen)
     return found
 
 
