@@ -22,7 +22,7 @@ from fedhet.strategies.feddyn import FedDyn
 from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fednova import FedNova
-from fedhet.strategies.mechanisms import Local
+from fedhet.strategies.differential_privacy import Local
 from fedhet.strategies.modes.asynchronous import Asynchronous, Started
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.modes.simulated_clients import SimulatedClients, SimulatedStep

@@ -22,7 +22,7 @@ from fedhet.strategies.fedcm import ClientMomentum
 from fedhet.strategies.feddw import FedDW
 from fedhet.strategies.fednova import FedNova
 from fedhet.strategies.fedpvr import FedPVR
-from fedhet.strategies.mechanisms import CentralAdaptive, CentralFixed, Local
+from fedhet.strategies.differential_privacy import CentralAdaptive, CentralFixed, Local
 from fedhet.strategies.method import Method
 from fedhet.strategies.pfnm import PFNM
 from fedhet.strategies.scaffold import SCAFFOLD

@@ -20,7 +20,7 @@ from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSam
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn, FedDynServer
 from fedhet.strategies.federated import FederatedStrategy
-from fedhet.strategies.mechanisms import CentralAdaptive, CentralFixed, Local
+from fedhet.strategies.differential_privacy import CentralAdaptive, CentralFixed, Local
 from fedhet.strategies.modes.private.clipping import NORM_BIT, clip
 from fedhet.strategies.modes.private.differential_privacy import UNCLIPPED
 from fedhet.strategies.modes.private.gaussian_mechanism import epsilon_of
