@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from fedhet.common.errors import SetupError
 
 
+# What runs the user's functions and modules, whose errors may quote the data.
+_READ_DATA = ("fedhet.tasks.", "fedhet.common.outside.")
+
+
 class SiteError(RuntimeError):
     """An error at a site; the message is what the server may know of it."""
 
@@ -34,7 +38,7 @@ def told(error: Exception) -> str:
     frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
     raised_in = str(frame.f_globals.get("__name__"))
     own = type(error).__module__.startswith("fedhet.") or isinstance(error, OSError)
-    reads_data = not raised_in.startswith("fedhet.") or f"{raised_in}.".startswith("fedhet.tasks.")
+    reads_data = not raised_in.startswith("fedhet.") or f"{raised_in}.".startswith(_READ_DATA)
     if isinstance(error, SetupError) or (own and not reads_data):
         return str(error)
     return f"{type(error).__name__} in {raised_in}, line {line}; the site's log has its text"
