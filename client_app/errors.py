@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from fedhet.common.errors import SetupError
 
-
 # What runs the user's functions and modules, whose errors may quote the data.
 _READ_DATA = ("fedhet.tasks.", "fedhet.common.outside.")
 

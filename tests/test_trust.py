@@ -1,6 +1,7 @@
 """A results folder from somebody else runs no code of its choice, and tells no secret."""
 
 import sys
+from functools import cache
 from itertools import product
 
 import pytest
@@ -46,9 +47,14 @@ OWN = ("task=own", "task.data=a:b", "task.model=a:c")
 METHOD = "fedhet.strategies.fedavg:FedAvg"
 
 
+@cache
+def recipe_text():
+    return config_yaml(compose_overrides(OWN), 2)
+
+
 def sent(folder, key, value, **summary):
     """Write the folder of a run as somebody may send it, and return it."""
-    recipe = yaml.safe_load(config_yaml(compose_overrides(OWN), 2))
+    recipe = yaml.safe_load(recipe_text())
     recipe["task"] |= {"data": "fedhet.tasks.tabular:load", "model": "torchvision.models:resnet18"}
     *parents, name = key.split(".")
     node = recipe

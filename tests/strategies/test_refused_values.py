@@ -17,12 +17,12 @@ from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSam
 from fedhet.strategies.components.schedules import MultiStep
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.dense import DENSE
+from fedhet.strategies.differential_privacy import CentralAdaptive, CentralFixed, Local
 from fedhet.strategies.ensemble import Ensemble
 from fedhet.strategies.fedcm import ClientMomentum
 from fedhet.strategies.feddw import FedDW
 from fedhet.strategies.fednova import FedNova
 from fedhet.strategies.fedpvr import FedPVR
-from fedhet.strategies.differential_privacy import CentralAdaptive, CentralFixed, Local
 from fedhet.strategies.method import Method
 from fedhet.strategies.pfnm import PFNM
 from fedhet.strategies.scaffold import SCAFFOLD
