@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 
 from fedhet.common.errors import SetupError
+from fedhet.common.outside import no_exit
 
 # What runs the user's functions and modules, whose errors may quote the data.
 _READ_DATA = ("fedhet.tasks.", "fedhet.common.outside.")
@@ -24,7 +25,8 @@ class SiteError(RuntimeError):
 def kept_at_site() -> Iterator[None]:
     """Raise a SiteError in the place of each error; its cause, in the site's log, says the rest."""
     try:
-        yield
+        with no_exit("the user's code"):
+            yield
     except Exception as error:
         raise SiteError(told(error)) from error
 

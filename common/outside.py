@@ -14,6 +14,8 @@ import re
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -22,6 +24,7 @@ from fedhet.common.errors import ConfigError, SetupError
 
 _NAME = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.<>]*")
 INSTALLED = {"site-packages", "dist-packages"}
+_WITH_SIGNALS = ("fedhet", "flwr", "ray")  # whose handlers end a process by SystemExit
 _SHOWN = 200  # characters of a message that is not ours
 
 
@@ -62,6 +65,24 @@ def home_of(found: Any) -> str:
     """Return the module that defines a function or a class; of another object, its class's."""
     owner = found if inspect.isclass(found) or inspect.isroutine(found) else type(found)
     return str(getattr(owner, "__module__", None) or type(owner).__module__)
+
+
+@contextmanager
+def no_exit(start: str) -> Iterator[None]:
+    """Turn a SystemExit of the user's function into a ConfigError that begins with ``start``.
+
+    The SystemExit that a signal raises is not the function's, wherever it comes, and passes.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _WITH_SIGNALS:
+            raise
+        raise ConfigError(
+            f"{start} ends the process with SystemExit({error.code!r}) ({place_of(error)}): raise "
+            "another error, or return"
+        ) from error
 
 
 def is_standard(module: str) -> bool:
@@ -106,14 +127,10 @@ def _imported(key: str, text: str, module: str) -> Any:
             raise SetupError(f"{key}={text}: {_where_looked(error.name)}") from None
         raise SetupError(
             f"{key}={text}: the module {module} needs {error.name}, which is not installed "
-            f"({_place(error)})"
+            f"({place_of(error)})"
         ) from error
     except (Exception, SystemExit) as error:
-        said = shorten(" ".join(str(error).split()), _SHOWN, placeholder=" ...")
-        raise ConfigError(
-            f"{key}={text}: importing {module} failed ({_place(error)}): {type(error).__name__}"
-            + (f": {said}" if said else "")
-        ) from error
+        raise ConfigError(f"{key}={text}: importing {module} failed: {said_by(error)}") from error
 
 
 def _where_looked(module: str) -> str:
@@ -127,8 +144,14 @@ def _where_looked(module: str) -> str:
     )
 
 
-def _place(error: BaseException) -> str:
-    """Return file and line of an error at import, in the user's own files if one is involved."""
+def said_by(error: BaseException) -> str:
+    """Return an error of the user's code in one line: its type, its text, file and line."""
+    text = shorten(" ".join(str(error).split()), _SHOWN, placeholder=" ...")
+    return f"{type(error).__name__}{f': {text}' if text else ''} ({place_of(error)})"
+
+
+def place_of(error: BaseException) -> str:
+    """Return file and line of an error, in the user's own files if one is involved."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.outside import import_name
+from fedhet.common.outside import import_name, no_exit
 
 Function = Callable[..., Any]
 _BRACKETS = {ord("<"): None, ord(">"): None}
@@ -87,7 +87,8 @@ def call_with_known(
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # of a builtin
-        return function(**options)
+        with no_exit(f"{key}={name_of(function)}"):
+            return function(**options)
     kinds = {one.kind for one in parameters.values()}
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds
     options_key = options_key or f"{key}_options"
@@ -111,4 +112,5 @@ def call_with_known(
             f"{key}={name_of(function)} needs {', '.join(missing)}: give them in {options_key}"
             + (f", or name the parameter one of {others}" if others else "")
         )
-    return function(**given)
+    with no_exit(f"{key}={name_of(function)}"):
+        return function(**given)
