@@ -9,6 +9,7 @@ from flwr.app import Context, RecordDict
 
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, compose_overrides
+from fedhet.conf.relations import without_effect
 from fedhet.server_app import app as server
 from fedhet.server_app.app import results_folder
 from fedhet.server_app.assembly import check_parts
@@ -161,6 +162,29 @@ def test_values_that_do_not_fit_together_are_refused(words, message, monkeypatch
     monkeypatch.delenv("FEDHET_DATA", raising=False)
     with refused(*message.split()):
         compose_overrides(tuple(words))
+
+
+@pytest.mark.parametrize("word", ["strategy=[]", "~strategy"])
+def test_a_run_without_a_method_is_refused(word):
+    with refused("strategy=[]", "strategy=fedavg"):
+        compose_overrides((word,))
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["local.optimizers.adam.eps=1e-7"], "local.optimizers.adam.eps local.optimizer=sgd"),
+        (["local.optimizer=adam", "local.optimizers.adam.eps=1e-7"], ""),
+        (["early_stopping.min_delta=0.1"], "early_stopping.min_delta early_stopping.patience=null"),
+        (["early_stopping.mode=min", "checkpoint.best=true"], ""),
+        (["calibration.bins=10"], "calibration.bins calibration.alphas=[]"),
+        (["local.momentum_layers=last:2", "rounds=3"], "local.momentum_layers local.momentum=0"),
+    ],
+)
+def test_keys_without_effect_are_said(words, named):
+    lines = without_effect(words, compose_overrides(tuple(words)))
+    assert len(lines) == bool(named)
+    assert all(name in "".join(lines) for name in named.split())
 
 
 UNREADABLE = {  # and how they are written
