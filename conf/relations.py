@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.configured import shown
-from fedhet.common.errors import ConfigError, require_choice
+from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.conf.catalogue import method_of
 from fedhet.conf.metrics import check_metrics
 from fedhet.conf.mistakes import option_of_target
@@ -145,7 +145,10 @@ def _check_length(local: Mapping[str, Any]) -> None:
 
 def _check_optimizer(local: Mapping[str, Any]) -> None:
     """Refuse an unknown local optimizer, and settings that it does not have."""
-    name = require_choice("local.optimizer", local["optimizer"], local["optimizers"])
+    name, known = local["optimizer"], sorted(local["optimizers"])
+    if name not in known:
+        near = did_you_mean(str(name).lower(), known)
+        raise ConfigError(f"local.optimizer={name} is unknown{near}; allowed: {', '.join(known)}")
     own = local["optimizers"][name]
     for setting in ("momentum", "weight_decay"):
         if local[setting] and setting not in own:

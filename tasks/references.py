@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.outside import import_name, no_exit
+from fedhet.common.outside import home_of, import_name, no_exit
 
 Function = Callable[..., Any]
 _BRACKETS = {ord("<"): None, ord(">"): None}
@@ -61,6 +61,11 @@ def _said(value: Any) -> str:
     return name_of(value) if callable(value) else type(value).__qualname__
 
 
+def _is_torchvision(function: Function) -> bool:
+    """Whether a function builds a model for ``num_classes`` though its signature hides that."""
+    return home_of(function).startswith("torchvision.models.")
+
+
 def call_with_known(
     key: str,
     function: Function,
@@ -99,6 +104,8 @@ def call_with_known(
             f"{', '.join(parameters) or 'nothing'}"
         )
     given = {name: known[name] for name in parameters if name in known} | dict(options)
+    if takes_any and _is_torchvision(function) and "num_classes" in known:
+        given = given if given.get("weights") else {"num_classes": known["num_classes"], **given}
     missing = [
         name
         for name, one in parameters.items()
