@@ -193,7 +193,8 @@ def _line(kind: str, key: Key, values: Mapping[str, Any]) -> str:
     allowed = key.allowed or in_words(dict)
     if isinstance(value, int) and value > MOST and "at least" in allowed:
         allowed = f"{allowed}, and at most {MOST}"
-    return f"{key.name}={shown(value)} is not allowed: it must be {allowed}{_hint(key, value, allowed)}"
+    hint = _hint(key, value, allowed)
+    return f"{key.name}={shown(value)} is not allowed: it must be {allowed}{hint}"
 
 
 def _hint(key: Key, value: Any, allowed: str) -> str:
