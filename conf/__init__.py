@@ -171,8 +171,9 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
 
 def require_classes(key: str, node: Any) -> None:
     """Refuse a ``_target_`` of a part that names no class or function."""
-    plain = OmegaConf.to_container(node) if isinstance(node, DictConfig) else None
-    for name, target in leaves(plain) if isinstance(plain, dict) else ():
+    if not isinstance(node, DictConfig):
+        return
+    for name, target in leaves(_plain(node, resolve=False)):
         if name.rpartition(".")[2] == "_target_" and target is not None:
             import_target(f"{key}.{name}", target)
 

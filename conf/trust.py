@@ -76,7 +76,7 @@ def _as_read(recipe: DictConfig, node: Any) -> Any:
     if "oc.env:" not in node or {*_RESOLVER.findall(node)} - {"oc.env", "oc.decode"}:
         raise ConfigError(f"the recipe of a run has {node}, which no run writes")
     try:
-        return OmegaConf.merge(recipe, {"": node})[""]
+        return OmegaConf.select(OmegaConf.merge(recipe, {"_it": node}), "_it")
     except OmegaConfBaseException:  # no such variable: what reads the value fails, too
         return node
 
