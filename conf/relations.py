@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.common.errors import ConfigError, require_choice
+from fedhet.common.configured import shown
+from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.conf.catalogue import method_of
 from fedhet.conf.metrics import check_metrics
 from fedhet.conf.mistakes import option_of_target
@@ -26,11 +27,25 @@ HUB_EXAMPLES = {
     "zh-plus/tiny-imagenet": 100_000,
 }
 _DIGITS = 1_797
+# Keys that only act beside others: what these are when they do not.
+_IDLE: Mapping[str, Mapping[str, Any]] = {
+    "calibration.bins": {"calibration.alphas": []},
+    "calibration.temperature_share": {"calibration.alphas": []},
+    "diagnostics.cka_clients": {"diagnostics.cka": "none"},
+    "diagnostics.cka_every": {"diagnostics.cka": "none"},
+    "diagnostics.cka_examples": {"diagnostics.cka": "none"},
+    "early_stopping.metric": {"early_stopping.patience": None, "checkpoint.best": False},
+    "early_stopping.min_delta": {"early_stopping.patience": None},
+    "early_stopping.mode": {"early_stopping.patience": None, "checkpoint.best": False},
+    "initial_model.layers": {"initial_model.path": None},
+    "local.momentum_layers": {"local.momentum": 0},
+}
 
 
 def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     """Refuse values that contradict each other; ``values`` are the checked, resolved ones."""
     check_slots(values["strategy"])
+    _check_methods(values["strategy"])
     check_requirements(recipe)
     _check_length(values["local"])
     _check_optimizer(values["local"])
@@ -43,6 +58,20 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     _check_runtime(values["runtime"])
     _check_attack(values)
     _check_system(values)
+
+
+def without_effect(words: Iterable[str], recipe: DictConfig) -> list[str]:
+    """Return a line for each override that changes nothing in this recipe's run."""
+    lines = []
+    for key in (word.lstrip("+").partition("=")[0] for word in words):
+        idle = _IDLE.get(key, {})
+        if key.startswith("local.optimizers."):
+            chosen = str(recipe.local.optimizer)
+            idle = {"local.optimizer": chosen} if key.split(".")[2] != chosen else {}
+        if idle and all(OmegaConf.select(recipe, name) == value for name, value in idle.items()):
+            others = " and ".join(f"{name}={shown(value)}" for name, value in idle.items())
+            lines.append(f"{key} has no effect with {others}")
+    return lines
 
 
 def _check_system(values: Mapping[str, Any]) -> None:
@@ -66,6 +95,14 @@ def _check_system(values: Mapping[str, Any]) -> None:
 def joined_methods(methods: Iterable[Any]) -> str:
     """Return the name of the method, or of the composition in alphabetical order."""
     return "+".join(sorted(str(name) for name in methods)) or "fedavg"
+
+
+def _check_methods(strategy: Mapping[str, Any]) -> None:
+    if not strategy["methods"]:
+        raise ConfigError(
+            "strategy=[] names no method: write strategy=fedavg, or another one of "
+            "`fedhet --help`; strategy=[a,b] combines two"
+        )
 
 
 def check_slots(strategy: Mapping[str, Any]) -> None:
@@ -110,7 +147,10 @@ def _check_length(local: Mapping[str, Any]) -> None:
 
 def _check_optimizer(local: Mapping[str, Any]) -> None:
     """Refuse an unknown local optimizer, and settings that it does not have."""
-    name = require_choice("local.optimizer", local["optimizer"], local["optimizers"])
+    name, known = local["optimizer"], sorted(local["optimizers"])
+    if name not in known:
+        near = did_you_mean(str(name).lower(), known)
+        raise ConfigError(f"local.optimizer={name} is unknown{near}; allowed: {', '.join(known)}")
     own = local["optimizers"][name]
     for setting in ("momentum", "weight_decay"):
         if local[setting] and setting not in own:

@@ -65,6 +65,12 @@ def parser_of(command: str, documentation: str | None) -> argparse.ArgumentParse
     )
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add ``--trust``, by which the user vouches for the code that the runs' recipes name."""
+    trust = "import any code that the recipe names: you vouch for whoever made the folder"
+    parser.add_argument("--trust", action="store_true", help=trust)
+
+
 def at_least(low: int) -> Callable[[str], int]:
     """Return the argparse type of whole numbers of at least ``low``."""
 

@@ -59,6 +59,7 @@ from fedhet.conf import (
 from fedhet.conf.check import checked
 from fedhet.conf.mistakes import NO_OPTION
 from fedhet.conf.project import register_recipes
+from fedhet.conf.relations import without_effect
 from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run, warm_up
 from fedhet.progress import Display, closing_panel, round_display
@@ -139,6 +140,9 @@ def run(recipe: DictConfig) -> None:
             if _early is not None:
                 _early.dismiss()
             return
+    if HydraConfig.get().mode == RunMode.RUN:  # a sweep's other jobs may read the key
+        for line in without_effect(words, recipe):
+            Console(stderr=True).print(f"fedhet: {line}", style="yellow", soft_wrap=True)
     with_code = recipe.runtime.name in _WITH_CODE
     with signals.signals_first():
         signals.end_if_signalled()

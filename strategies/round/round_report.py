@@ -12,6 +12,7 @@ from flwr.common.logger import log
 
 from fedhet.common.errors import DivergedError
 from fedhet.common.metrics import row_key
+from fedhet.common.results import said_once
 from fedhet.strategies.base import Payloads
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.reply_fold import ReplyFold
@@ -76,7 +77,7 @@ class RoundReport:
         refused = (f"client {client}: {why}" for client, why in sorted(fold.refused.items()))
         self.failures, self.bytes_up = [*refused, *fold.unasked], fold.bytes_up
         self.diverged = 2 * fold.non_finite > asked
-        for failure in self.failures:
+        for failure in said_once(self.failures):
             log(WARNING, "round %s: %s", self.round, failure)
 
     def take_trust(
@@ -99,7 +100,10 @@ class RoundReport:
             )
             if clients
         ]
-        return "; ".join([*self.failures[:_NAMED], *in_vain]) or "none: too few clients were asked"
+        return (
+            "; ".join([*said_once(self.failures)[:_NAMED], *in_vain])
+            or "none: too few clients were asked"
+        )
 
     def error_of_failed(
         self, failed: int, federation: FederationConfig, needed_by_method: int
@@ -123,7 +127,9 @@ class RoundReport:
 
     def error(self, message: str) -> Exception:
         """Return the error of a run that ends with this round because valid replies are missing."""
-        return DivergedError(message) if self.diverged else RuntimeError(message)
+        if not self.diverged:
+            return RuntimeError(message)
+        return DivergedError(f"{message}. Smaller steps may help: local.lr, local.clip, server.lr")
 
     def row(self) -> dict[str, Any]:
         """Return the round's line of metrics.jsonl (see ``fedhet.common.results``)."""
