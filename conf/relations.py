@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from fedhet.common.configured import shown
 from fedhet.common.errors import ConfigError, require_choice
 from fedhet.conf.catalogue import method_of
 from fedhet.conf.metrics import check_metrics
@@ -39,6 +40,7 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     check_metrics(values)
     _check_calibration(values)
     _check_runtime(values["runtime"])
+    _check_policy(values)
     _check_attack(values)
     _check_system(values)
 
@@ -205,6 +207,16 @@ def _check_runtime(runtime: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"runtime.num_cpus={cpus} is less than runtime.client_cpus={each}: set it to at least "
             f"{each}, or null"
+        )
+
+
+def _check_policy(values: Mapping[str, Any]) -> None:
+    """Refuse the policy of simulated sites where there are real ones, which have their own."""
+    if values["site"]["policy"] is not None and not values["runtime"]["simulation"]:
+        raise ConfigError(
+            f"site.policy={shown(values['site']['policy'])} is for simulations, and the sites of "
+            f"runtime={values['runtime']['name']} have their own: set site.policy=null, and "
+            "--node-config 'policy=\"/path\"' at a site"
         )
 
 
