@@ -209,7 +209,7 @@ def test_a_site_that_refuses_in_the_middle_is_a_failure_of_that_round(tmp_path):
         return {"policy": str(path)} if client == 1 else {}
 
     def shrink(reply: Message) -> Message:
-        if reply.has_content() and METRICS in reply.content:
+        if reply.metadata.src_node_id == 101 and reply.has_content() and METRICS in reply.content:
             path.write_text("rounds: 1")
         return reply
 
