@@ -177,9 +177,11 @@ def forbidden_by_run(
 
 
 def _code(rules: Policy, recipe: DictConfig, words: Sequence[str]) -> Iterator[str]:
-    compared = recipe.runtime.simulation or PINNED in os.environ
+    simulated, compared = bool(recipe.runtime.simulation), PINNED in os.environ
     for rule in ("bundles", "own_code"):
-        if getattr(rules, rule) is not None and not compared:
+        if getattr(rules, rule) is not None and simulated and compared:
+            yield line("runtime.simulation=true", rules, rule)
+        elif getattr(rules, rule) is not None and not simulated and not compared:
             yield line("an executor that compares no bundles (docs/policy.md)", rules, rule)
     if rules.code is not None and (code := fingerprint(recipe)["code"]) not in rules.code:
         yield line(f"code={code}", rules, "code")

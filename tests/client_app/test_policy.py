@@ -18,6 +18,7 @@ from fedhet.client_app.site_policy import ENVIRONMENT, PolicyError
 from fedhet.common.configured import fields
 from fedhet.common.results import read_rows
 from fedhet.strategies.wire.records import METRICS, UPDATE
+from fedhet.tools import policy as command
 from tests.compose import DOCKER
 from tests.recipes import TINY, run_recipe
 from tests.refused import refused
@@ -134,12 +135,17 @@ def test_a_rule_lets_a_run_pass(text, words, tmp_path):
 
 
 def test_nothing_is_read_before_a_run_is_refused(tmp_path):
-    words = ["task=image_folder", "task.classes=[a,b]", "partition=site", "device=moon"]
+    words = ["task=image_folder", "task.classes=[a,b]", "partition=site", "task.path=/nowhere"]
     with refused("tasks=[digits]", kind=PolicyError):
-        ask(
-            ["task.path=/nowhere", *words[:3]],
-            policy=str(written(tmp_path, "tasks: [digits]")),
-        )
+        ask(words, policy=str(written(tmp_path, "tasks: [digits]")))
+
+
+def test_a_pinned_site_is_no_simulation(tmp_path, monkeypatch):
+    path = written(tmp_path, "own_code: /app")
+    monkeypatch.setenv(rules.PINNED, "1")
+    with refused("runtime.simulation=true", "own_code", kind=PolicyError):
+        ask([], policy=str(path))
+    assert "client" in ask(["runtime.simulation=false"], policy=str(path)).content
 
 
 # ---- the file ------------------------------------------------------------------------------------
@@ -183,6 +189,22 @@ def test_a_deployment_has_its_sites_policies_and_no_simulated_ones(tmp_path):
         ask([f"site.policy={path}", "runtime.simulation=false"])
     with refused("tasks=[mnist]", kind=SiteError):
         ask(["runtime.simulation=false"], policy=str(path))
+
+
+def test_the_command_prints_the_rules_and_what_they_forbid(tmp_path, monkeypatch, capsys):
+    path = written(tmp_path, "{rounds: 20, privacy: {by: site}}")
+
+    def said(*words: str) -> list[str]:
+        monkeypatch.setattr("sys.argv", ["fedhet-policy", *words])
+        command.main()
+        return capsys.readouterr().out.splitlines()
+
+    assert said(str(path)) == ["rounds=20", "privacy.by=site"]
+    assert said(str(path), LOCAL, "rounds=9") == said(str(path))
+    with pytest.raises(SystemExit):
+        said(str(path), LOCAL, "rounds=30")
+    assert "rounds=30 (rounds=20)" in capsys.readouterr().err
+    assert "fedhet-policy policy.yaml" in "".join(said())
 
 
 # ---- runs ----------------------------------------------------------------------------------------
