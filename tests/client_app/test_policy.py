@@ -134,12 +134,14 @@ def test_a_rule_lets_a_run_pass(text, words, tmp_path):
     assert "client" in ask(words, policy=str(written(tmp_path, text))).content
 
 
+@pytest.mark.slow
 def test_nothing_is_read_before_a_run_is_refused(tmp_path):
     words = ["task=image_folder", "task.classes=[a,b]", "partition=site", "task.path=/nowhere"]
     with refused("tasks=[digits]", kind=PolicyError):
         ask(words, policy=str(written(tmp_path, "tasks: [digits]")))
 
 
+@pytest.mark.slow
 def test_a_pinned_site_is_no_simulation(tmp_path, monkeypatch):
     path = written(tmp_path, "own_code: /app")
     monkeypatch.setenv(rules.PINNED, "1")
@@ -191,6 +193,7 @@ def test_a_deployment_has_its_sites_policies_and_no_simulated_ones(tmp_path):
         ask(["runtime.simulation=false"], policy=str(path))
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_rules_and_what_they_forbid(tmp_path, monkeypatch, capsys):
     path = written(tmp_path, "{rounds: 20, privacy: {by: site}}")
 
