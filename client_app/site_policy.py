@@ -7,7 +7,8 @@ site's executor; a simulation's clients have the recipe's ``site.policy``.
     PolicySide, ``evaluated``   every reply, before it leaves
 
 The client obeys, and so does whoever runs fedhet's code as it is. Against other code only
-``bundles`` and ``own_code`` help, which the site's executor enforces (docker/fork_executor.py).
+``bundles`` and ``own_code`` help, which the site's executor enforces
+(common/flower/fork_executor.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An executor's fork server: a process for each message, forked from one that has torch loaded.
+"""Issue: every message costs 3 s of CPU time, because each one's process imports torch anew.
 
 Flower's SuperExec starts `flwr-clientapp` and `flwr-serverapp` as commands, and each of them
 imports Flower and torch: 3 s of CPU time for every message. This file, run as a program, is a
@@ -15,6 +15,12 @@ message has installed. Here a message uses an installed bundle at once (`install
 
 A site's policy (FEDHET_POLICY) may name the bundles that can run, or the site's own copy of fedhet,
 which then runs in place of any bundle (`pin`). Then no other code of a run is started here.
+
+Mends: the name `subprocess` in `flwr.supercore.superexec.executor.subprocess_executor`, and
+`install_from_fab` and `get_load_client_app_fn` in `flwr.supernode.runtime.run_clientapp`.
+Releases: 1.39 to 1.42. With another Flower only the speed is lost, and beside a policy of the code
+nothing runs. Not needed, but for the policy, when Flower forks its apps itself:
+`tests/drills/test_fork_executor.py`.
 """
 
 from __future__ import annotations
@@ -206,7 +212,7 @@ def install_once(module: ModuleType) -> None:
     one. A note named after the bundle's SHA-256 says that this is done. It is written last, so that
     no message uses an unfinished copy.
     """
-    from flwr.common.config import get_flwr_home
+    from flwr.supercore.utils import get_flwr_home
 
     install = getattr(module, "install_from_fab", None)
     if install is None:  # another release of Flower
@@ -229,8 +235,6 @@ def install_once(module: ModuleType) -> None:
 
 def pin(module: ModuleType) -> None:
     """Let Flower's ClientApp process run only the code that the site's policy names."""
-    from flwr.supercore.object_ref import load_app
-
     parts = vars(module)
     if not {"install_from_fab", "get_load_client_app_fn"} <= parts.keys():  # another Flower
         if pins():
@@ -246,6 +250,8 @@ def pin(module: ModuleType) -> None:
 
     def loader_of_own(*rest: Any, **options: Any) -> Callable[..., object]:
         if folder := pins().get("own_code"):
+            from flwr.supercore.object_ref import load_app
+
             return lambda *run: load_app(OWN_APP, parts["LoadClientAppError"], folder)
         found: Callable[..., object] = loader(*rest, **options)
         return found
@@ -277,8 +283,8 @@ def become(order: dict[str, Any], programs: dict[str, Callable[[], object]]) -> 
     import torch
 
     name = order["command"][0]
-    if pins():
-        os.environ["FEDHET_PINNED"] = "1"  # the policy's rules of a run are refused without it
+    if os.environ.get("FEDHET_POLICY"):
+        os.environ["FEDHET_PINNED"] = "1"  # its rules of the code count here (client_app/policy.py)
     if order["quiet"]:
         with open(os.devnull, "r+b") as nowhere:
             os.dup2(nowhere.fileno(), 1)
