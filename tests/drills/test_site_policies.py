@@ -24,10 +24,11 @@ def test_sites_obey_their_policies_and_pin_the_code(tmp_path: Path):
                 *("runtime.address=127.0.0.1:8000", f"results_dir=/results/{results}", *words),
             )
             folder = federation.folder / "server" / "results" / results
-            assert done.returncode == 0, done.stdout + federation.said()
-            return read_rows(folder / "metrics.jsonl"), (folder / "log.txt").read_text()
+            log = (folder / "log.txt").read_text()
+            assert done.returncode == 0, done.stdout + log + federation.said()
+            return read_rows(folder / "metrics.jsonl"), log
 
-        patient = ["runtime.min_clients=1", "runtime.connect_timeout_seconds=20"]
+        patient = ["runtime.min_clients=1", "runtime.connect_timeout_seconds=60"]
         rows, log = run("first", *patient)
         assert rows[1]["clients"] == [0], log
         assert "the policy of Basel (client 2) forbids task=digits (tasks=[mnist])" in log
