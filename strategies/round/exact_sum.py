@@ -5,9 +5,9 @@ A summand w v becomes two whole numbers, which add up exactly:
     high = round(w v 2^16),   low = round((w v 2^16 - high) 2^44)
     sum_i w_i v_i = 2^-16 sum_i high_i + 2^-60 sum_i low_i
 
-So it is all the same who adds which clients first, in how many parts, and who else was asked. The
-resolution is 2^-60: float32 numbers from 2^-36 on are added without any rounding. Two 64-bit
-integers hold sums up to 2^46 of up to 2^18 clients; :func:`largest_summand` is what each may have.
+So the order of the clients, the number of partial sums and who else was asked make no difference.
+The resolution is 2^-60: float32 numbers from 2^-36 on are added without rounding. Two 64-bit
+integers hold sums up to 2^46 of up to 2^18 clients; :func:`largest_summand` is the limit for each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedhet.strategies.base import Tensors
 MOST_SUMMANDS = 1 << 18
 _HIGH, _LOW = 2.0**16, 2.0**44  # units of the high part, and of the low part within it
 _LARGEST = 2.0**46
-_BLOCK = 1 << 16  # numbers at once: what is made of them stays in the cache
+_BLOCK = 1 << 16  # numbers at once: their parts stay in the cache
 _SERIAL = 1 << 12  # numbers that float32 sums well, and torch on one thread
 
 Zeros = Callable[[int], NDArray[np.int64]]
@@ -54,7 +54,7 @@ class ExactSum:
         self._parts = np.empty((2, 0), dtype=np.int64)  # (high and low, numbers)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave behind the allocator, which is of this process."""
+        """Leave out the allocator, which belongs to this process."""
         return {name: value for name, value in self.__dict__.items() if name != "_zeros"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -33,10 +33,10 @@ def to_array(tensor: Tensor) -> Array:
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Return a Flower array as a tensor of its own.
+    """Return a Flower array as a tensor with its own memory.
 
-    Only its bytes are read, and only in the form that ``to_array`` writes; nothing larger than them
-    is allocated. Raises ValueError for everything else.
+    This reads only the array's bytes, in the form that ``to_array`` writes, and allocates no more
+    than they need. Raises ValueError for everything else.
     """
     data = array.data
     if array.stype != _STYPE or data[: len(_VERSION_1)] != _VERSION_1:
