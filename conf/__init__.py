@@ -42,7 +42,7 @@ from fedhet.conf.relations import joined_methods
 
 PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")
 # Where a run happens and what it writes: each site's own, not part of the recipe.
-SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger")
+SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger", "site")
 # Notes on a run, which change nothing in it.
 NOTES = ("objective", "choice", "paper", "diagnostics", "calibration")
 # Folders of each machine, whose content belongs to the recipe.

@@ -56,6 +56,7 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     check_metrics(values)
     _check_calibration(values)
     _check_runtime(values["runtime"])
+    _check_policy(values)
     _check_attack(values)
     _check_system(values)
 
@@ -260,6 +261,16 @@ def _check_runtime(runtime: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"runtime.num_cpus={cpus} is less than runtime.client_cpus={each}: set it to at least "
             f"{each}, or null"
+        )
+
+
+def _check_policy(values: Mapping[str, Any]) -> None:
+    """Refuse the policy of simulated sites where there are real ones, which have their own."""
+    if values["site"]["policy"] is not None and not values["runtime"]["simulation"]:
+        raise ConfigError(
+            f"site.policy={shown(values['site']['policy'])} is for simulations, and the sites of "
+            f"runtime={values['runtime']['name']} have their own: set site.policy=null, and "
+            "--node-config 'policy=\"/path\"' at a site"
         )
 
 

@@ -154,10 +154,12 @@ def register_clients(
         size = federation.num_clients or _announced(infos)
         enough = min(federation.min_clients or size, size)
         registry = _registry_of(infos, size, refused)
+        answered = set(connected) <= {*infos, *refused}
+        # nobody else comes in the place of a simulated client
+        over = over or bool(refused and answered and not federation.nodes_may_join)
         if len(registry.nodes) >= (enough if over else size) > 0:
             break
-        answered = set(connected) <= {*infos, *refused}
-        if over or (refused and answered and not federation.nodes_may_join):
+        if over:
             raise TimeoutError(_too_few(size, enough, len(registry.nodes), federation, refused))
         if time.monotonic() - last_report > _REPORT_SECONDS:
             registered = len(registry.nodes)
