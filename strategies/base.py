@@ -271,6 +271,8 @@ class ClientSide:
         clips: whether ``upload`` clips all payloads that are not ``per_example``.
         measures: names that it gives to ``context.measure``; other numbers are refused.
         dtypes: of the sent payloads that are neither float32 nor of the model's type.
+        counts: names of the tensors in its payloads that count examples: the server refuses a reply
+            in which one is not a whole number from 0 to n_i.
         compressible: payloads, sent or needed, that strategy/compression may change as it does
             updates and models: floats by parameter name, of the parameters' shapes; a sent one is
             added up by the server from round to round, and ``expected`` there. Statistics are not.
@@ -288,6 +290,7 @@ class ClientSide:
     clips: bool = False
     measures: frozenset[str] = frozenset()
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+    counts: frozenset[str] = frozenset()
     compressible: frozenset[str] = frozenset()
     by_class: bool = False
     moves_start: bool = False

@@ -77,7 +77,6 @@ from fedhet.strategies.wire.records import (
     to_metrics,
     to_record,
     to_tensors,
-    with_senders,
 )
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -189,7 +188,7 @@ class FederatedStrategy(Strategy):
                 result.arrays = self._output_model(arrays)
             if round > 0 or num_rounds == 0:
                 asked = self.configure_evaluate(round, result.arrays, evaluate_config, grid)
-                sent = asked.messages
+                sent = list(asked)
                 answers = grid.send_and_receive(sent, timeout=timeout) if sent else ()
                 found = self.aggregate_evaluate(round, EvaluationReplies(asked, answers))
                 report.failures = [*report.failures, *asked.failures]
@@ -309,7 +308,7 @@ class FederatedStrategy(Strategy):
             asked = [client for client in asked if held_out[client]]
         kind = MessageType.EVALUATE
         messages = self._writer.model(kind, server_round, arrays, config, asked)
-        return EvaluationRound(list(messages.values()))
+        return EvaluationRound(messages)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -318,8 +317,8 @@ class FederatedStrategy(Strategy):
         if not isinstance(replies, EvaluationReplies):
             raise TypeError("aggregate_evaluate needs the answers with their round")
         asked, registry = replies.round, self.availability.registry
-        answers, names = with_senders(replies, asked), self.client_metrics.names
-        rows, failures = valid_evaluations(answers, asked, registry, names)
+        names = self.client_metrics.names
+        rows, failures = valid_evaluations(replies, asked.messages, registry, names)
         asked.failures.extend(failures)
         asked.per_client.update(self.client_metrics.of_evaluation(rows))
         return to_metrics(mean_metrics(rows)) if rows else None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from logging import INFO, WARNING
 
-from flwr.app import MessageType
+from flwr.app import Message, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -18,6 +18,7 @@ from fedhet.strategies.round.registration import (
     node_info,
     question,
 )
+from fedhet.strategies.wire.records import UNASKED, matched
 
 _WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
 
@@ -32,7 +33,7 @@ class ClientAvailability:
     def __init__(self, registry: ClientRegistry, federation: FederationConfig) -> None:
         self.registry, self._federation = registry, federation
         self.absent: frozenset[int] = frozenset()
-        self._asked: dict[int, str] = {}  # by late node, the question's message id
+        self._asked: dict[int, Message] = {}  # the questions, by late node
         self._refused: set[int] = set()
 
     @property
@@ -96,13 +97,18 @@ class ClientAvailability:
         self._refused &= connected  # a node that reconnects is asked again
         known = {*self.registry.nodes.values(), *self._asked, *self._refused}
         if new := sorted(connected - known):
-            ids = grid.push_messages([question(node, self._federation) for node in new])
-            self._asked |= dict(zip(new, ids, strict=True))
+            questions = {node: question(node, self._federation) for node in new}
+            taken = set(grid.push_messages(list(questions.values())))
+            self._asked |= {
+                node: one for node, one in questions.items() if one.metadata.message_id in taken
+            }
         if not self._asked:
             return
-        nodes = {asked: node for node, asked in self._asked.items()}
-        for answer in grid.pull_messages(list(nodes)):
-            node = nodes[answer.metadata.reply_to_message_id]
+        ids = [asked.metadata.message_id for asked in self._asked.values()]
+        for node, answer in matched(grid.pull_messages(ids), dict(self._asked)):
+            if node is None:
+                log(WARNING, "node %s: %s", answer.metadata.src_node_id, UNASKED)
+                continue
             del self._asked[node]
             try:
                 info = node_info(node, answer, self._federation)

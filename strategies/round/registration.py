@@ -18,7 +18,7 @@ from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.exact_sum import MOST_SUMMANDS
 from fedhet.strategies.wire.border import NodeInfo, decode_node_info
 from fedhet.strategies.wire.messages import TIMEOUT
-from fedhet.strategies.wire.records import CONFIG
+from fedhet.strategies.wire.records import CONFIG, UNASKED, matched
 
 FROZEN_MODEL = "frozen-model"  # the hash of what a model neither trains nor sends
 # What sites have to share for their hashes to be equal.
@@ -223,14 +223,18 @@ def ask(
     """
     infos: dict[int, NodeInfo] = {}
     timeout = federation.connect_timeout_seconds
-    asked = [question(node, federation, message_type, {TIMEOUT: timeout}) for node in node_ids]
+    more = {TIMEOUT: timeout}
+    asked = {node: question(node, federation, message_type, more) for node in node_ids}
     # 0 where N is in the node configs, which one may say wrongly: then all are waited for
     expected = 0 if before is None else federation.num_clients
     missing = set(range(expected)) - {info.partition_id for info in (before or {}).values()}
-    for answer in grid.send_and_receive(asked, timeout=timeout):
+    answers = grid.send_and_receive(list(asked.values()), timeout=timeout)
+    for node, answer in matched(answers, asked):
+        if node is None:
+            log(WARNING, "node %s: %s", answer.metadata.src_node_id, UNASKED)
+            continue
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
             continue  # the SuperLink notices a killed node only after a minute
-        node = answer.metadata.src_node_id
         try:
             infos[node] = node_info(node, answer, federation)
         except RefusedReplyError as refusal:

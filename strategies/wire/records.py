@@ -1,4 +1,4 @@
-"""Named tensors and metrics as Flower records, and the replies of a round by client."""
+"""Named tensors and metrics as Flower records, and which message a reply answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from torch import Tensor
 
 from fedhet.strategies.base import RefusedReplyError, Shapes, Tensors
@@ -18,7 +19,13 @@ KEPT = "kept"  # what a client keeps for itself begins as these tensors, not as 
 STATISTICS = "statistics"  # asks for those of the columns, and not for the registration
 PERSONAL_SCORE = "personal-"  # prefix of the scores of a client's own model
 
+UNASKED = (
+    "its reply answers no message that it was sent and that is waited for (it came twice, too "
+    "late, or from before the run was resumed)"
+)
+
 _Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
+_Key = TypeVar("_Key")
 
 
 class NonFiniteReplyError(RefusedReplyError):
@@ -63,19 +70,34 @@ def config_of(message: Message) -> dict[str, Any]:
     return dict((record_in(message.content, CONFIG, ConfigRecord) or {}).items())
 
 
-def with_senders(
-    replies: Iterable[Message], sent: Iterable[Message]
-) -> Iterator[tuple[int, Message]]:
-    """Yield each reply with the id of the node that it is for.
+def may_answer(reply: Message, node: int) -> bool:
+    """Return whether a reply to a message that ``node`` was sent is that node's.
 
-    The SuperLink answers with an error of its own for a node that it has lost. Such a reply does
-    not name the node, only the message that the node was sent.
+    The SuperLink answers with an error of its own for a node that it has lost.
     """
-    nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    for reply in replies:
-        node = reply.metadata.src_node_id
+    sender = reply.metadata.src_node_id
+    return sender == node or (sender == SUPERLINK_NODE_ID and reply.has_error())
+
+
+def matched(
+    replies: Iterable[Message], sent: Mapping[_Key, Message]
+) -> Iterator[tuple[_Key | None, Message]]:
+    """Yield each reply with the key of the message that it answers.
+
+    The key is None for a reply to none of these messages, for one of a node that was not sent the
+    message, and for a second one (see ``UNASKED``).
+    """
+    waiting: dict[str, _Key] = {}
+    for number, reply in enumerate(replies):
+        if number == 0:  # the grid has given the messages their ids
+            waiting = {message.metadata.message_id: key for key, message in sent.items()}
         asked = reply.metadata.reply_to_message_id
-        yield nodes.get(asked, node) if reply.has_error() and asked else node, reply
+        key = waiting.get(asked)
+        if key is not None and may_answer(reply, sent[key].metadata.dst_node_id):
+            del waiting[asked]
+            yield key, reply
+        else:
+            yield None, reply
 
 
 def no_reply(timeout_seconds: float) -> str:

@@ -176,6 +176,8 @@ class SecAggPlus(Option):
         """
         wire = SecAggWire(grid, training.timeout, training.number)
         messages = training.messages
+        for client, message in messages.items():  # never sent as they are, so no grid gives ids
+            message.metadata.__dict__["_message_id"] = f"train client {client}"
         nodes = {message.metadata.dst_node_id: message for message in messages.values()}
         try:
             secure = SecureSum(wire, self._setup(len(nodes)), len(layout))
