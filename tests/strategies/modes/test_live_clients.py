@@ -156,9 +156,7 @@ def test_sites_that_fail_vanish_or_stay_silent_do_not_end_the_run():
 
 @pytest.mark.slow
 def test_late_and_foreign_replies_are_refused_and_named():
-    """A reply to no message that is waited for, one of another node and an error of it for another's
-    message, and one that is too stale.
-    """
+    """A reply to no message that is waited for, two of another node, and one that is too stale."""
     made = []
 
     def inject(report, arrays):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.round.availability import ClientAvailability
