@@ -15,6 +15,7 @@ from torch import nn
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.messages import trained, without_state
 from fedhet.client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
+from fedhet.client_app.trainable import why_not
 from fedhet.common.errors import ConfigError
 from fedhet.conf import (
     build_local_optimizer,
@@ -139,6 +140,11 @@ class ClientRuntime:
             self.examples[client_id] = data, held_out
             self._cached_bytes += size
         return data, held_out
+
+    def why_not_train(self, client_id: int, site_folder: Path | None) -> str:
+        """Return why a client must fail to train; empty if nothing speaks against it."""
+        data, _ = self.client_data(client_id, site_folder)
+        return why_not(self.model, data, self.options, self.optimizer)
 
     def client_for(self, context: Context, message: Message) -> FederatedClient:
         """Return the client that a node plays, ready for a message."""

@@ -257,6 +257,15 @@ class FinetunesOtherwise(Protocol):
         """Return the optimizer and the step size for that, instead of itself and ``lr``."""
 
 
+@runtime_checkable
+class DrawsBatches(Protocol):
+    """A local optimizer that draws several batches for a step."""
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many."""
+
+
 class ClientSide:
     """A method's client half; every hook does nothing by default.
 

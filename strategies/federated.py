@@ -72,6 +72,7 @@ from fedhet.strategies.wire.messages import (
 )
 from fedhet.strategies.wire.records import (
     KEPT,
+    NUM_CLIENTS,
     mean_metrics,
     mean_scores,
     personal_scores,
@@ -323,7 +324,7 @@ class FederatedStrategy(Strategy):
         rows, failures = valid_evaluations(replies, asked.messages, registry, names)
         asked.failures.extend(failures)
         asked.per_client.update(self.client_metrics.of_evaluation(rows))
-        return to_metrics(mean_metrics(rows)) if rows else None
+        return to_metrics({**mean_metrics(rows), NUM_CLIENTS: len(rows)}) if rows else None
 
     def summary(self) -> None:
         """Log the parts."""

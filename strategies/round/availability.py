@@ -17,6 +17,7 @@ from fedhet.strategies.round.registration import (
     ask,
     node_info,
     question,
+    warn_of_untrainable,
 )
 from fedhet.strategies.wire.records import UNASKED, matched
 
@@ -58,8 +59,10 @@ class ClientAvailability:
         nodes, known = self.registry.nodes, self.registry.num_examples
         if new := [nodes[client] for client in clients if client not in known]:
             refused: dict[int, str] = {}
-            for node, info in ask(grid, new, self._federation, refused, MessageType.QUERY).items():
+            infos = ask(grid, new, self._federation, refused, MessageType.QUERY)
+            for node, info in infos.items():
                 self.registry.add(node, info, node.__eq__)
+            warn_of_untrainable(infos.values())
         return [client for client in clients if client in known]
 
     def refresh(self, grid: Grid, least: int = 1) -> None:
@@ -120,6 +123,7 @@ class ClientAvailability:
                 info = node_info(node, answer, self._federation)
                 client = self.registry.add(node, info, lambda other: other not in connected)
                 log(INFO, "client %s has joined: node %s", client, node)
+                warn_of_untrainable([info])
             except RefusedReplyError as refusal:
                 self._refused.add(node)
                 log(WARNING, "refused a node that joined late: %s", refusal)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -18,6 +18,8 @@ COLUMNS, CATEGORIES = "columns", "categories"  # of a table that sites fit toget
 KEPT = "kept"  # what a client keeps for itself begins as these tensors, not as the seed's
 STATISTICS = "statistics"  # asks for those of the columns, and not for the registration
 PERSONAL_SCORE = "personal-"  # prefix of the scores of a client's own model
+NUM_CLIENTS = "num-clients"  # that a mean is of
+PERSONAL_CLIENTS = f"{PERSONAL_SCORE}{NUM_CLIENTS}"
 
 UNASKED = (
     "its reply answers no message that it was sent and that is waited for (it came twice, too "
@@ -139,11 +141,11 @@ def personal_scores(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name.startswith(PERSONAL_SCORE)}
 
 
-def mean_scores(scores: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the unweighted means over clients, by name."""
-    rows = list(scores)
-    names = sorted({name for row in rows for name in row})
-    return {name: fmean(row[name] for row in rows if name in row) for name in names}
+def mean_scores(scores: Collection[Mapping[str, float]]) -> dict[str, float]:
+    """Return the unweighted means of clients' own models' scores, and of how many clients."""
+    names = sorted({name for row in scores for name in row})
+    means = {name: fmean(row[name] for row in scores if name in row) for name in names}
+    return {**means, PERSONAL_CLIENTS: len(scores)} if means else {}
 
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
