@@ -129,7 +129,7 @@ def query(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dict[i
     Clients that answer with an error, or not at all, are logged and left out.
     """
     replies = grid.send_and_receive(list(messages.values()), timeout=timeout)
-    by_client = dict(matched(replies, messages))
+    by_client = {client: reply for client, reply in matched(replies, messages)}
     answers = {}
     for client, message in sorted(messages.items()):
         reply = by_client.get(client)

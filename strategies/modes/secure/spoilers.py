@@ -44,7 +44,8 @@ class Search:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Search:
         """Return the search that a checkpoint has."""
-        return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in state.items()})
+        lists = {name: tuple(state.get(name, ())) for name in ("suspects", "doubtful", "found")}
+        return cls(**lists, spoilt=int(state.get("spoilt", 0)))
 
     def after(self, summed: Collection[int], *, spoilt: bool) -> Search:
         """Return the search after the sum of these clients."""
