@@ -26,6 +26,7 @@ from fedhet.client_app.runtime import (
 )
 from fedhet.client_app.site_policy import SitePolicy
 from fedhet.conf import RunConfig, compose_overrides, fingerprint, overrides_of, versions
+from fedhet.strategies.round.registration import CANNOT_TRAIN
 from fedhet.strategies.wire.packed_records import with_plain_records
 from fedhet.strategies.wire.records import CLIENT, COLUMNS, config_of
 from fedhet.tasks import Functions
@@ -60,6 +61,7 @@ class Handlers:
             runtime = self._runtime(message, context)
             client_id = client_id_of(context, runtime.num_clients)
             data, held_out = runtime.client_data(client_id, site_folder(context))
+            why_not = runtime.why_not_train(client_id, site_folder(context))
         node_info: dict[str, int | str] = {
             **runtime.node_info,
             "partition-id": client_id,
@@ -67,6 +69,8 @@ class Handlers:
             "num-examples": len(data),
             "num-held-out": 0 if held_out is None else len(held_out),
         }
+        if why_not:
+            node_info[CANNOT_TRAIN] = why_not
         if runtime.secure_aggregation is not None:
             runtime.secure_aggregation.check_client(len(data))
             node_info |= {"num-examples": 0, "num-held-out": 0}  # the server learns only sums

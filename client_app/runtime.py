@@ -16,6 +16,7 @@ from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.messages import trained, without_state
 from fedhet.client_app.site_policy import POLICY, SitePolicy
 from fedhet.client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
+from fedhet.client_app.trainable import why_not
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import stamp
 from fedhet.conf import (
@@ -143,6 +144,11 @@ class ClientRuntime:
             self._examples[client_id] = content, (data, held_out)
             self._cached_bytes += size
         return data, held_out
+
+    def why_not_train(self, client_id: int, site_folder: Path | None) -> str:
+        """Return why a client must fail to train; empty if nothing speaks against it."""
+        data, _ = self.client_data(client_id, site_folder)
+        return why_not(self.model, data, self.options, self.optimizer)
 
     def client_for(
         self, context: Context, message: Message, policy: SitePolicy | None = None

@@ -56,6 +56,7 @@ from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.wire.records import to_record, to_tensors
 from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks import Functions, OwnTask, pick_device
+from fedhet.tasks.models.own_weights import counted
 
 
 class Run:
@@ -138,7 +139,9 @@ class Run:
             params = to_tensors(arrays)
             label = {"kind": MODEL, "run": self.strategy.state.experiment}
             path = self.folder / "model.safetensors"
-            save_tensors(path, params, label, self.parts.metadata)
+            steps = [row["num_steps"] for row in self.results.rows if "num_steps" in row]
+            metadata = counted(self.parts.metadata, steps[-1] if steps else None)
+            save_tensors(path, params, label, metadata)
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             self._end(End(COMPLETED, about=about, grid=grid, arrays=arrays))
         except BaseException as error:

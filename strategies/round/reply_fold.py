@@ -17,11 +17,12 @@ from fedhet.strategies.round.exact_sum import ExactSum, Zeros, norms_of, plain_z
 from fedhet.strategies.round.update_diagnostics import norm
 from fedhet.strategies.wire.border import Expected, decode
 from fedhet.strategies.wire.records import (
+    UNASKED,
     NonFiniteReplyError,
     count_bytes,
+    matched,
     no_reply,
     shapes_of,
-    with_senders,
 )
 
 
@@ -214,11 +215,9 @@ def fold_replies(
 
     ``timeout_seconds`` is how long the round waited for the replies that are missing in the end.
     """
-    waiting = {message.metadata.dst_node_id: client for client, message in sent.items()}
-    for node, reply in with_senders(replies, sent.values()):
-        client = waiting.pop(node, None)
+    for client, reply in matched(replies, sent):
         if client is None:
-            fold.unasked.append(f"node {node}: it was not asked, or has answered already")
+            fold.unasked.append(f"node {reply.metadata.src_node_id}: {UNASKED}")
         else:
             fold.take(client, reply)
     add_missing(fold, sent, timeout_seconds)
