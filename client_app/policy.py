@@ -23,10 +23,10 @@ from pydantic import AfterValidator
 from fedhet.common.configured import Configured, shown
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Count, Delta, Positive, Says, Text
+from fedhet.common.outside import is_name
 from fedhet.conf import FOLDER, build_part, catalogue, compose_overrides, fingerprint, plain_part
 from fedhet.conf.build import strategy_parts
 from fedhet.conf.mistakes import option_of_target
-from fedhet.conf.project import is_function_name
 from fedhet.strategies.modes.private.gaussian_mechanism import epsilon_of
 from fedhet.strategies.wire.records import COLUMNS, config_of
 from fedhet.tasks.conformal import CALIBRATE
@@ -203,7 +203,7 @@ def _named(node: Any) -> Iterator[str]:
     elif isinstance(node, list):
         for value in node:
             yield from _named(value)
-    elif isinstance(node, str) and is_function_name(node):
+    elif isinstance(node, str) and is_name(node):
         yield node
 
 
