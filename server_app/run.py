@@ -86,10 +86,13 @@ class Run:
         hashes = {split: str(about["sha256"]) for split, about in self.parts.data.items()}
         made_by = {"code": fingerprint(recipe)["code"], **versions()}
         origin = Origin(resume_fingerprint(recipe), hashes, made_by)
-        self.arrays, self._done = to_record(self.parts.initial), None
+        self.arrays, self._done = to_record(self.parts.initial, shared=True), None
         if last is not None:
             checkpoint = restore(last, recipe, folder, self.parts, origin)
-            self.arrays, self._done = to_record(checkpoint.params), checkpoint.state.round
+            self.arrays, self._done = (
+                to_record(checkpoint.params, shared=True),
+                checkpoint.state.round,
+            )
         rule = EarlyStopping(**plain_part(recipe, "early_stopping"))
         best = best_model_rule(recipe, rule)
         tested = self.parts.evaluation.test_data is not None

@@ -291,7 +291,7 @@ class FederatedStrategy(Strategy):
         means = mean_metrics([reply.metrics for reply in valid])
         measured = {**stepped.diagnostics, **step.metrics()}
         report.metrics = means | self.personal_scores() | measured
-        return to_record(stepped.params), to_metrics(report.metrics)
+        return to_record(stepped.params, shared=True), to_metrics(report.metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -24,8 +24,14 @@ from fedhet.strategies.base import Tensors
 
 MOST_SUMMANDS = 1 << 18
 _HIGH, _LOW = 2.0**16, 2.0**44  # units of the high part, and of the low part within it
+# Added to a float64 below 2^51, 1.5 2^52 rounds it to a whole number k and leaves k in its last
+# bits: read as an integer, the sum is a constant plus k. The same for k / 2^44. Converting numbers
+# one by one takes longer. The constants are taken off at the end, modulo 2^64.
+_TO_WHOLE, _TO_LOW = 1.5 * 2.0**52, 1.5 * 2.0**52 / _LOW
+_WHOLE_BITS, _LOW_BITS = (int(np.float64(one).view(np.int64)) for one in (_TO_WHOLE, _TO_LOW))
 _LARGEST = 2.0**46
-_BLOCK = 1 << 16  # numbers at once: what is made of them stays in the cache
+_SMALL = 1 << 16  # a tensor of fewer numbers is added with others
+_BLOCK = 1 << 17  # numbers at once: what is made of them stays in the cache
 _SERIAL = 1 << 12  # numbers that float32 sums well, and torch on one thread
 
 Zeros = Callable[[int], NDArray[np.int64]]
@@ -51,7 +57,8 @@ class ExactSum:
         self._zeros = zeros
         self._like: dict[str, tuple[torch.Size, torch.dtype]] = {}  # by name
         self._order: list[str] = []  # of the names in ``_parts``: small tensors are added as one
-        self._parts = np.empty((2, 0), dtype=np.int64)  # (high and low, numbers)
+        self._parts = np.empty((2, 0), dtype=np.int64)  # (high and low, numbers), with constants
+        self._summands = 0  # how often the constants are in it
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind the allocator, which is of this process."""
@@ -67,17 +74,19 @@ class ExactSum:
             return
         if not self._like:
             self._begin(tensors)
-        at = 0
+        at, space = 0, _space()
         for flat in self._flat(tensors):
             scale = flat.dtype.type(weight * _HIGH)
             for start in range(0, len(flat), _BLOCK):
-                self._add_block(flat[start : start + _BLOCK], scale, at + start)
+                self._add_block(flat[start : start + _BLOCK], scale, at + start, space)
             at += len(flat)
+        self._summands += 1
 
     def merge(self, other: Self) -> None:
         """Add another part of the same sum."""
         if not other._like:
             return
+        self._summands += other._summands
         if not self._like:  # a copy: the other may lie where a worker will write its next sum
             self._like, self._order = other._like, other._order
             self._parts = other._parts.copy()
@@ -97,36 +106,62 @@ class ExactSum:
 
     def _begin(self, tensors: Tensors) -> None:
         self._like = {name: (value.shape, value.dtype) for name, value in tensors.items()}
-        self._order = sorted(tensors, key=lambda name: tensors[name].numel() >= _BLOCK)
+        self._order = sorted(tensors, key=lambda name: tensors[name].numel() >= _SMALL)
         numbers = sum(value.numel() for value in tensors.values())
         self._parts = self._zeros(2 * numbers).reshape(2, numbers)
 
-    def _add_block(self, block: NDArray[Any], scale: np.floating[Any], at: int) -> None:
-        scaled = block * scale
-        whole = np.rint(scaled)
-        high, low = self._parts[:, at : at + len(block)]
-        high += whole.astype(np.int64)
+    def _add_block(
+        self,
+        block: NDArray[Any],
+        scale: np.floating[Any],
+        at: int,
+        space: NDArray[np.float64],
+    ) -> None:
+        (scaled, whole), (high, low) = space[:, : len(block)], self._parts[:, at : at + len(block)]
+        product = block * scale
+        scaled[:] = product
+        if max(product.max(), -product.min()) < 2.0**51:
+            np.add(scaled, _TO_WHOLE, out=whole)
+            high += whole.view(np.int64)
+            whole -= _TO_WHOLE
+        else:
+            np.rint(scaled, out=whole)
+            high += whole.astype(np.int64) + _WHOLE_BITS
         scaled -= whole
-        scaled *= scaled.dtype.type(_LOW)
-        low += np.rint(scaled, out=scaled).astype(np.int64)
+        scaled += _TO_LOW
+        low += scaled.view(np.int64)
 
     def _value(self, start: int, end: int, divisor: float, dtype: torch.dtype) -> Tensor:
-        value = torch.empty(end - start, dtype=dtype)
+        wide = np.float32 if dtype == torch.float32 else np.float64
+        value = np.empty(end - start, wide)  # in large pages, as torch.empty is not
+        constants, space = [self._constant(one) for one in (_WHOLE_BITS, _LOW_BITS)], _space()
         for at in range(start, end, _BLOCK):
-            high, low = self._parts[:, at : min(at + _BLOCK, end)]
-            total = low / _LOW
-            total += high
+            parts = self._parts[:, at : min(at + _BLOCK, end)]
+            whole, total = space[:, : parts.shape[1]]
+            for into, part, constant in zip((whole, total), parts, constants, strict=True):
+                np.copyto(into, part - constant, casting="unsafe")
+            total /= _LOW
+            total += whole
             total /= _HIGH * divisor
-            value[at - start : at - start + len(total)] = torch.from_numpy(total)
-        return value
+            value[at - start : at - start + len(total)] = total
+        return torch.from_numpy(value).to(dtype)
+
+    def _constant(self, bits: int) -> np.int64:
+        """Return what the constants have added up to, modulo 2^64."""
+        return np.uint64(self._summands * bits % (1 << 64)).astype(np.int64)
 
     def _flat(self, tensors: Tensors) -> Iterator[NDArray[Any]]:
         """Yield the tensors as vectors in host memory, all small ones as one."""
         flat = [_wide(tensors[name].detach().reshape(-1).cpu()).numpy() for name in self._order]
-        small = [one for one in flat if len(one) < _BLOCK]
+        small = [one for one in flat if len(one) < _SMALL]
         if small:
             yield np.concatenate(small)
         yield from flat[len(small) :]
+
+
+def _space() -> NDArray[np.float64]:
+    """Return room for two numbers of each of a block's."""
+    return np.empty((2, _BLOCK))
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from flwr.supercore.run import Run
 from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Task, Workers
 from fedhet.runtimes.local.worker import set_identity
 from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
+from fedhet.strategies.wire.array_codec import bytes_of
 from fedhet.strategies.wire.records import array_records
 
 _INLINE_BYTES = 1 << 14  # a larger record is placed even if only one client gets it
@@ -192,7 +193,7 @@ class WorkerGrid(Grid):
         return {
             key: self._workers.place(record)
             for key, record in records.items()
-            if uses[key] > 1 or sum(len(a.data) for a in record.values()) >= _INLINE_BYTES
+            if uses[key] > 1 or sum(map(bytes_of, record.values())) >= _INLINE_BYTES
         }
 
     def _waiting(
