@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from flwr.client import NumPyClient
+from flwr.common import NDArrays, Scalar
 from flwr.common.logger import log
-from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 

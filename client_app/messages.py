@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.typing import NDArrays, Scalar
+from flwr.common import NDArrays, Scalar
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.strategies.base import ClientSide, Reply

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedhet.common.errors import ConfigError, require_whole
+from fedhet.common.flower.messages import ErrorCode
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.exact_sum import MOST_SUMMANDS
 from fedhet.strategies.wire.border import NodeInfo, decode_node_info

@@ -16,7 +16,8 @@ import struct
 from collections.abc import Callable, Iterable
 
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
-from flwr.app.message import make_message
+
+from fedhet.common.flower.messages import make_message
 
 PACKED = "fedhet.packed"  # the one array's name and serialisation
 _LENGTH = struct.Struct("<Q")

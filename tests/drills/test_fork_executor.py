@@ -1,4 +1,4 @@
-"""docker/fork_executor.py: what a forked app has, keeps, and leaves, beside one that Flower starts.
+"""common/flower/fork_executor.py: what a forked app has and leaves, beside one that Flower starts.
 
 Flower's own executor launches, in a process of its own; what it launches is a probe, which a
 package that calls itself flwr gives as `flwr-clientapp`. test_deployment.py has the real one.
@@ -22,9 +22,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.compose import DOCKER
+from fedhet.common import flower
 from tests.processes import SECONDS, alive
 
+FLOWER = Path(flower.__file__).parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 # An executor: each line of its input is the token of an app, and whether it is heard.
@@ -141,7 +142,7 @@ class Executor:
         self.output = folder / "output"
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", EXECUTOR, way, str(DOCKER)],
+                [sys.executable, "-c", EXECUTOR, way, str(FLOWER)],
                 cwd=folder,
                 env={
                     "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
@@ -269,7 +270,7 @@ def test_server_and_apps_end_with_the_executor_and_the_server_is_closed_to_other
 
 
 def module() -> Any:
-    spec = importlib.util.spec_from_file_location("fork_executor", DOCKER / "fork_executor.py")
+    spec = importlib.util.spec_from_file_location("fork_executor", FLOWER / "fork_executor.py")
     assert spec
     assert spec.loader
     loaded = importlib.util.module_from_spec(spec)

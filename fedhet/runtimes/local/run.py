@@ -208,7 +208,7 @@ def _start_workers(recipe: DictConfig, folder: Path, stack: contextlib.ExitStack
 
 def _redirect_output(log_path: Path) -> None:
     """Write all output of this process and its children to the log."""
-    from flwr.common.logger import console_handler
+    from fedhet.common.flower.console import write_log_to
 
     with log_path.open("ab") as log_file:
         os.dup2(log_file.fileno(), 1)
@@ -219,7 +219,7 @@ def _redirect_output(log_path: Path) -> None:
     _launchers_streams.extend((sys.stdout, sys.stderr))
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
-    console_handler.setStream(sys.stderr)
+    write_log_to(sys.stderr)
     logging.root.handlers.clear()  # Hydra's, for the terminal
 
 

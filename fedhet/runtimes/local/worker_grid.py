@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from flwr.app import Error, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
+from fedhet.common.flower.messages import ErrorCode, make_message
+from fedhet.common.flower.task_identity import Run, empty_run, set_identity, set_message_id
 from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Task, Workers
-from fedhet.runtimes.local.worker import set_identity
 from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 from fedhet.strategies.wire.array_codec import bytes_of
 from fedhet.strategies.wire.records import array_records
@@ -60,7 +59,7 @@ class WorkerGrid(Grid):
         set_identity()
         self._workers = workers
         self._federation = federation
-        self._run = Run.create_empty(run_id=1)
+        self._run = empty_run()
         self._numbers = itertools.count(1)
         self._queue: list[_Waiting] = []  # longest last
         # by worker: its present batch and the next one
@@ -202,12 +201,12 @@ class WorkerGrid(Grid):
         node_id = message.metadata.dst_node_id
         if node_id not in self.get_node_ids():
             raise ValueError(f"node {node_id} is not one of 1..{self._federation.num_clients}")
-        message.metadata.__dict__["_message_id"] = str(next(self._numbers))  # as Flower's grids do
+        set_message_id(message, str(next(self._numbers)))
         content = message.content
         arrays = array_records(content).items()
         placed = {name: places[id(one)] for name, one in arrays if id(one) in places}
         rest = RecordDict({name: content[name] for name in content if name not in placed})
-        bare = Message(metadata=message.metadata, content=rest)  # type: ignore[call-overload]
+        bare = make_message(message.metadata, rest)
         state = self._states.get(node_id, RecordDict())
         size = self._examples.get(node_id, float("inf"))  # unknown ones first
         return _Waiting(Task(self._federation, bare, placed, list(content), state, settings), size)

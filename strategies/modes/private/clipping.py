@@ -25,14 +25,14 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from flwr.supercore.differential_privacy import (
+from numpy.typing import NDArray
+
+from fedhet.common.errors import ConfigError
+from fedhet.common.flower.clipping import (
     adaptive_clip_inputs_inplace,
     compute_adaptive_noise_params,
     get_norm,
 )
-from numpy.typing import NDArray
-
-from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, Reply, Tensors
 from fedhet.strategies.modes.private.seeded_rng import Noise
 

@@ -35,7 +35,6 @@ from typing import Annotated, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.client.mod.secure_aggregation.secaggplus_mod import secaggplus_mod
 from flwr.common import (
     Code,
     FitRes,
@@ -44,13 +43,18 @@ from flwr.common import (
     ndarrays_to_parameters,
 )
 from flwr.common.logger import log
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
-from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 from flwr.serverapp import Grid
 from pydantic import AfterValidator, Field
 
 from fedhet.common.configured import Option
 from fedhet.common.errors import ConfigError
+from fedhet.common.flower.secagg import (
+    RECORD_KEY_CONFIGS,
+    Key,
+    Stage,
+    fitres_to_recorddict,
+    secaggplus_mod,
+)
 from fedhet.common.kinds import Count, Says, ShareAboveZero
 from fedhet.strategies.base import RefusedReplyError, Reply
 from fedhet.strategies.modes.private.seeded_rng import seeded_numpy

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.serverapp import Grid
 
+from fedhet.common.flower.secagg import RECORD_KEY_CONFIGS, Key
 from fedhet.strategies.wire.messages import TIMEOUT
 from fedhet.strategies.wire.records import CONFIG, count_bytes, no_reply, with_senders
 from fedhet.strategies.wire.tensor_decoder import printable

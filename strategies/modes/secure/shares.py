@@ -18,16 +18,19 @@ from hashlib import sha256
 from typing import cast
 
 from flwr.app import ConfigRecord, Context
-from flwr.client.mod.secure_aggregation.secaggplus_mod import SecAggPlusState
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, generate_shared_key
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE, Key, Stage
-from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_separate
-from flwr.supercore.primitives.asymmetric import (
+
+from fedhet.common.flower.secagg import (
+    RECORD_KEY_STATE,
+    Key,
+    SecAggPlusState,
+    Stage,
     bytes_to_private_key,
     bytes_to_public_key,
+    decrypt,
+    generate_shared_key,
     public_key_to_bytes,
+    share_keys_plaintext_separate,
 )
-
 from fedhet.strategies.base import RefusedReplyError
 
 # Stages and keys of messages beside Flower's own.

@@ -27,18 +27,19 @@ from typing import cast
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
-from flwr.common.secure_aggregation.quantization import dequantize
-from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
-from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
-from flwr.supercore.primitives.asymmetric import (
-    bytes_to_private_key,
-    bytes_to_public_key,
-    public_key_to_bytes,
-)
 from numpy.typing import NDArray
 
+from fedhet.common.flower.secagg import (
+    Key,
+    Stage,
+    bytes_to_private_key,
+    bytes_to_public_key,
+    combine_shares,
+    dequantize,
+    generate_shared_key,
+    pseudo_rand_gen,
+    public_key_to_bytes,
+)
 from fedhet.strategies.modes.secure import shares as shares
 from fedhet.strategies.modes.secure.exchanges import SecAggWire
 from fedhet.strategies.modes.secure.reply_vector import Vector

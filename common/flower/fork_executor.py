@@ -1,4 +1,4 @@
-"""An executor's fork server: a process for each message, forked from one that has torch loaded.
+"""Issue: every message costs 3 s of CPU time, because each one's process imports torch anew.
 
 Flower's SuperExec starts `flwr-clientapp` and `flwr-serverapp` as commands, and each of them
 imports Flower and torch: 3 s of CPU time for every message. This file, run as a program, is a
@@ -12,6 +12,11 @@ which nobody reads, is 0.
 
 Flower unpacks and verifies a run's bundle for every message, and then uses the copy that the first
 message has installed. Here a message uses an installed bundle at once (`install_once`).
+
+Mends: the name `subprocess` in `flwr.supercore.superexec.executor.subprocess_executor`, and
+`install_from_fab` in `flwr.supernode.runtime.run_clientapp`.
+Releases: 1.39 to 1.42. With another Flower only the speed is lost. Not needed when Flower forks its
+apps itself: `tests/drills/test_fork_executor.py`.
 """
 
 from __future__ import annotations
@@ -175,7 +180,7 @@ def install_once(module: ModuleType) -> None:
     one. A note named after the bundle's SHA-256 says that this is done. It is written last, so that
     no message uses an unfinished copy.
     """
-    from flwr.common.config import get_flwr_home
+    from flwr.supercore.utils import get_flwr_home
 
     install = getattr(module, "install_from_fab", None)
     if install is None:  # another release of Flower
