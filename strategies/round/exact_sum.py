@@ -57,7 +57,8 @@ class ExactSum:
         self._zeros = zeros
         self._like: dict[str, tuple[torch.Size, torch.dtype]] = {}  # by name
         self._order: list[str] = []  # of the names in ``_parts``: small tensors are added as one
-        self._parts = np.empty((2, 0), dtype=np.int64)  # (high and low, numbers), with constants
+        self._parts: list[NDArray[np.int64]] = []  # (high and low, numbers), with constants
+        self._own = False  # whether the first of them is this sum's; others are borrowed
         self._summands = 0  # how often the constants are in it
 
     def __getstate__(self) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class ExactSum:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore :meth:`__getstate__`."""
-        self.__dict__ = {**state, "_zeros": plain_zeros}
+        self.__dict__ = {**state, "_zeros": plain_zeros, "_own": False}  # Ray's is read-only
 
     def add(self, tensors: Tensors, weight: float = 1.0) -> None:
         """Add ``weight`` times the tensors."""
@@ -74,6 +75,7 @@ class ExactSum:
             return
         if not self._like:
             self._begin(tensors)
+        self.keep()
         at, space = 0, _space()
         for flat in self._flat(tensors):
             scale = flat.dtype.type(weight * _HIGH)
@@ -82,18 +84,27 @@ class ExactSum:
             at += len(flat)
         self._summands += 1
 
-    def merge(self, other: Self) -> None:
-        """Add another part of the same sum."""
+    def merge(self, other: Self, *, borrow: bool = False) -> None:
+        """Add another part of the same sum.
+
+        ``borrow``: without a copy, so nobody writes to the other until this is read, or keeps it.
+        """
         if not other._like:
             return
         self._summands += other._summands
-        if not self._like:  # a copy: the other may lie where a worker will write its next sum
+        if not self._like:
             self._like, self._order = other._like, other._order
-            self._parts = other._parts.copy()
-            return
-        if not self._parts.flags.writeable:  # it has come over Ray
-            self._parts = self._parts.copy()
         self._parts += other._parts
+        if not borrow:
+            self.keep()
+
+    def keep(self) -> None:
+        """Copy what is borrowed."""
+        if len(self._parts) > self._own:
+            total = self._parts[0] if self._own else self._parts[0].copy()
+            for part in self._parts[1:]:
+                total += part
+            self._parts, self._own = [total], True
 
     def over(self, divisor: float) -> dict[str, Tensor]:
         """Return the sum over ``divisor``, in the summands' types."""
@@ -108,7 +119,7 @@ class ExactSum:
         self._like = {name: (value.shape, value.dtype) for name, value in tensors.items()}
         self._order = sorted(tensors, key=lambda name: tensors[name].numel() >= _SMALL)
         numbers = sum(value.numel() for value in tensors.values())
-        self._parts = self._zeros(2 * numbers).reshape(2, numbers)
+        self._parts, self._own = [self._zeros(2 * numbers).reshape(2, numbers)], True
 
     def _add_block(
         self,
@@ -117,7 +128,10 @@ class ExactSum:
         at: int,
         space: NDArray[np.float64],
     ) -> None:
-        (scaled, whole), (high, low) = space[:, : len(block)], self._parts[:, at : at + len(block)]
+        (scaled, whole), (high, low) = (
+            space[:, : len(block)],
+            self._parts[0][:, at : at + len(block)],
+        )
         product = block * scale
         scaled[:] = product
         if max(product.max(), -product.min()) < 2.0**51:
@@ -134,21 +148,24 @@ class ExactSum:
     def _value(self, start: int, end: int, divisor: float, dtype: torch.dtype) -> Tensor:
         wide = np.float32 if dtype == torch.float32 else np.float64
         value = np.empty(end - start, wide)  # in large pages, as torch.empty is not
-        constants, space = [self._constant(one) for one in (_WHOLE_BITS, _LOW_BITS)], _space()
+        constants, space = self._constants(), _space()
         for at in range(start, end, _BLOCK):
-            parts = self._parts[:, at : min(at + _BLOCK, end)]
-            whole, total = space[:, : parts.shape[1]]
-            for into, part, constant in zip((whole, total), parts, constants, strict=True):
-                np.copyto(into, part - constant, casting="unsafe")
+            first, *rest = (part[:, at : min(at + _BLOCK, end)] for part in self._parts)
+            numbers = first - constants
+            for part in rest:
+                numbers += part
+            whole, total = space[:, : numbers.shape[1]]
+            np.copyto(space[:, : numbers.shape[1]], numbers, casting="unsafe")
             total /= _LOW
             total += whole
             total /= _HIGH * divisor
             value[at - start : at - start + len(total)] = total
         return torch.from_numpy(value).to(dtype)
 
-    def _constant(self, bits: int) -> np.int64:
-        """Return what the constants have added up to, modulo 2^64."""
-        return np.uint64(self._summands * bits % (1 << 64)).astype(np.int64)
+    def _constants(self) -> NDArray[np.int64]:
+        """Return what the constants have added up to, modulo 2^64: (high and low, 1)."""
+        sums = [self._summands * one % (1 << 64) for one in (_WHOLE_BITS, _LOW_BITS)]
+        return np.array(sums, dtype=np.uint64).astype(np.int64).reshape(2, 1)
 
     def _flat(self, tensors: Tensors) -> Iterator[NDArray[Any]]:
         """Yield the tensors as vectors in host memory, all small ones as one."""
