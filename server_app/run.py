@@ -86,7 +86,7 @@ class Run:
         hashes = {split: str(about["sha256"]) for split, about in self.parts.data.items()}
         made_by = {"code": fingerprint(recipe)["code"], **versions()}
         origin = Origin(resume_fingerprint(recipe), hashes, made_by)
-        self.arrays, self._done = to_record(self.parts.initial, shared=True), None
+        self.arrays, self._done = to_record(self.parts.initial), None
         if last is not None:
             checkpoint = restore(last, recipe, folder, self.parts, origin)
             self.arrays, self._done = (
