@@ -36,6 +36,11 @@ def to_record(tensors: Tensors, *, shared: bool = False) -> ArrayRecord:
     return record
 
 
+def record_of_copy(tensors: Tensors) -> ArrayRecord:
+    """Return :func:`to_record` of a copy: between a machine's processes it is not copied again."""
+    return to_record({name: value.detach().clone() for name, value in tensors.items()}, shared=True)
+
+
 def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
     """Return an ArrayRecord as named tensors; object arrays (pickles) are refused by NumPy."""
     return {name: to_tensor(array) for name, array in record.items()}
