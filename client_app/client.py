@@ -119,7 +119,7 @@ class FederatedClient(NumPyClient):
         sides: Mapping[str, ClientSide],
         store: ClientStateStore,
     ) -> FederatedClient:
-        """Return another client on the same model, cleared of what this one left in it.
+        """Return another client on the same model, without what this client left in it.
 
         Optimizer and sides must be like this one's: they are not checked again.
         """

@@ -27,7 +27,7 @@ def kept_at_site() -> Iterator[None]:
 
 
 def told(error: Exception) -> str:
-    """Return fedhet's own text, if the error is not of what reads the data; else type and place.
+    """Return fedhet's own text unless the error comes from reading data; else type and place.
 
     Of the system's errors fedhet writes the text, too: a file, and what is wrong with its disk.
     """

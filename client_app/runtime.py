@@ -1,4 +1,4 @@
-"""ClientRuntime: what the clients of one process share, and the clients that it builds."""
+"""ClientRuntime: builds the clients of one process, and holds what they share."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ ATTACK = "attack"  # the name of a hostile client's last side
 class ClientRuntime:
     """What the clients of one process share, built once and not for every message.
 
-    Optimizer and sides are prototypes of which every client gets copies. The clients use the model
-    one after the other; ``client`` is the last. ``examples`` caches up to ``_CACHE_BYTES``.
+    Optimizer and sides are prototypes; every client gets copies. The clients use the model one
+    after the other; ``client`` is the last. ``examples`` caches up to ``_CACHE_BYTES``.
 
     Args:
         recipe: composed.

@@ -162,7 +162,7 @@ class ResultsFolder:
 class ResultsFollower:
     """Reads a results directory while its run writes it.
 
-    It does not report what was there before, which belongs to the run that is resumed.
+    It ignores earlier content, which belongs to the run that is resumed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -241,7 +241,7 @@ def rows_sha256(rows: Iterable[Row]) -> str:
 
 
 def fits_rows(summary: Mapping[str, Any], rows: Iterable[Row]) -> bool:
-    """Return whether a summary.json belongs to these rows, or does not say to which."""
+    """Return whether a summary.json belongs to these rows, or does not say which rows."""
     return summary.get("metrics_sha256") in (None, rows_sha256(rows))
 
 

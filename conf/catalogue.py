@@ -117,7 +117,7 @@ def load(path: str) -> type[Any]:
         and hasattr(found, "replaces")  # a MethodPart has none
     ):
         raise ConfigError(
-            f"strategy={path} is no method: it must be a subclass of fedhet.Method (docs/own.md)"
+            f"strategy={path} is not a method: it must be a subclass of fedhet.Method (docs/own.md)"
         )
     return found
 

@@ -176,7 +176,7 @@ def _line(kind: str, key: Key, values: Mapping[str, Any]) -> str:
     group = "/".join(key.path)
     if isinstance(value, str) and "/" in group and group in groups():
         known = options_of(group)
-        right = f"write {group}={value}" if value in known else f"{group} is of: {', '.join(known)}"
+        right = f"write {group}={value}" if value in known else f"{group} has: {', '.join(known)}"
         return f"{key.name}={value} is not allowed: {right}"
     if key.field is None and (kind not in _NO_MAPPING or key.path[0] == "logger"):
         return unknown_key(key.name, value, values)

@@ -51,7 +51,7 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
         named = " or ".join(option.partition("=")[2] for option in owners[:_SHOWN])
         more = " or another" if len(owners) > _SHOWN else ""
         kind = "task.inputs" if owner == "task" else owner
-        return f"unknown key {key}: it is of {kind}={named}{more}{_chosen(owner, values)}"
+        return f"unknown key {key}: it belongs to {kind}={named}{more}{_chosen(owner, values)}"
     nested = [one for one in groups() if one.endswith(f"/{key}")]
     if nested and str(value) in options_of(nested[0]):
         return f"unknown key {key}: write {nested[0]}={value}"

@@ -48,16 +48,16 @@ def _check_system(values: Mapping[str, Any]) -> None:
     runtime, asynchronous = values["runtime"], values["strategy"]["asynchronous"]
     if values["system"] is not None and not runtime["simulation"]:
         raise ConfigError(
-            f"system simulates slow and absent clients, and those of runtime={runtime['name']} are "
-            "real: set system=none"
+            "system simulates slow and absent clients, but the clients of "
+            f"runtime={runtime['name']} are real: set system=none"
             + (" (beside strategy=fedbuff or fedasync, too)" if asynchronous is not None else "")
         )
     on_real_clock = not runtime["simulation"] or runtime["name"] == "flower"
     if asynchronous is not None and values["system"] is None and not on_real_clock:
         raise ConfigError(
-            "strategy.asynchronous: who finishes first is what a simulated system says: set "
-            "system=lognormal (or constant, day_night, trace). Without one, replies count as they "
-            "arrive, which runtime=deployment and runtime=flower have"
+            "strategy.asynchronous needs a simulated system, which says who finishes first: set "
+            "system=lognormal (or constant, day_night, trace). Only runtime=deployment and "
+            "runtime=flower can count replies as they arrive"
         )
 
 
@@ -86,7 +86,7 @@ def check_requirements(recipe: DictConfig) -> None:
             found = OmegaConf.select(recipe, key)
             if found != needed:
                 name, found, needed = _as_written(key, found, needed)
-                raise ConfigError(f"{name}={found}, and strategy={method} needs {name}={needed}")
+                raise ConfigError(f"{name}={found}, but strategy={method} needs {name}={needed}")
 
 
 def _as_written(key: str, found: Any, needed: Any) -> tuple[str, Any, Any]:
@@ -188,14 +188,14 @@ def _check_calibration(values: Mapping[str, Any]) -> None:
     holdout = values["partition"].get("holdout", 0.0)
     if not holdout:
         raise ConfigError(
-            f"{start}clients calibrate on held-out examples, and partition.holdout={holdout}: "
+            f"{start}clients calibrate on held-out examples, but partition.holdout={holdout}: "
             "set it to 0.1, or calibration.alphas=[]"
         )
     for group in ("secure_aggregation", "differential_privacy"):
         if values["strategy"].get(group):
             raise ConfigError(
-                f"{start}every client sends a histogram in the clear, and strategy/{group} "
-                f"forbids that; set calibration.alphas=[], or strategy/{group}=none"
+                f"{start}every client sends an unprotected histogram, which strategy/{group} "
+                f"forbids; set calibration.alphas=[], or strategy/{group}=none"
             )
 
 

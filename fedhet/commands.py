@@ -48,7 +48,7 @@ def _current_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise ConfigError("the current folder is no more: go to another and start again") from None
+        raise ConfigError("the current folder does not exist any more: go to another") from None
 
 
 def say_error(command: str, error: Exception | str) -> None:

@@ -25,8 +25,8 @@ from fedhet.conf.schema.lookup import keys_below, tags_of
 
 _OWN_FLAGS = ("--resume", "--help")
 _HEAD = """fedhet KEY=VALUE ...     runs a recipe: fedhet strategy=scaffold task=mnist rounds=50
-fedhet -m KEY=A,B ...    is a sweep; fedhet -m --resume FOLDER continues one (docs/sweeps.md)
-fedhet KEY=VALUE --help  shows the keys of that recipe; fedhet --hydra-help Hydra's own flags
+fedhet -m KEY=A,B ...    runs a sweep; fedhet -m --resume FOLDER continues one (docs/sweeps.md)
+fedhet KEY=VALUE --help  shows that recipe's keys; fedhet --hydra-help shows Hydra's flags
 
 Methods, strategy=NAME (strategy=[a,b] combines two):"""
 _GROUPS = """

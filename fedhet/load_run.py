@@ -85,7 +85,7 @@ def data_set_task_of(recipe: DictConfig, advice: str = "") -> Task:
     task = task_of(recipe)
     if not isinstance(task, Task):
         raise ConfigError(
-            f"task={task.name}: this works on data sets that fedhet reads, and the run's examples "
+            f"task={task.name}: this works on data sets that fedhet reads, but the run's examples "
             f"come from {task.config.data}{advice}"
         )
     return task
@@ -138,9 +138,9 @@ def model_of(
     if found != whole:
         differ = sorted({name for name, _ in found ^ whole})
         raise ConfigError(
-            f"{path} is not the task's whole model (it differs in {differ[:3]}): its clients keep "
-            "tensors of their own (--state of fedhet-evaluate and fedhet-export names a client's), "
-            "or the run's output is another network, or the task is another"
+            f"{path} is not the task's whole model (it differs in {differ[:3]}). Either clients "
+            "keep some tensors (then name a client's file with --state of fedhet-evaluate or "
+            "fedhet-export), or the run's output is another network, or the task is another"
         )
     model.load_state_dict(tensors, strict=False)  # integer buffers are not stored
     for side in sides.values():
@@ -174,8 +174,8 @@ def _sides_with_own_model(recipe: DictConfig, task: AnyTask) -> dict[str, Client
     for name, side in found.items():
         if not side.own_state:
             raise ConfigError(
-                f"--state: the own models of strategy={name} are known right after "
-                f"their training alone: with strategy={method_name(recipe)} no file has a client's"
+                f"--state: strategy={name} has the clients' own models only right after their "
+                f"training: with strategy={method_name(recipe)} no file has them"
             )
     return found
 
@@ -203,13 +203,13 @@ def _require_own_model(
     for name, side in sides.items():
         if lacking := sorted(side.own_state - kept.keys()):
             raise ConfigError(
-                f"--state {path} lacks {', '.join(lacking)}, of which strategy={name} makes "
-                " the client's own model"
+                f"--state {path} lacks {', '.join(lacking)}, from which strategy={name} makes "
+                "the client's own model"
             )
     if not sides and PERSONAL not in kept:
         raise ConfigError(
-            f"--state {path} makes no model (it has {', '.join(kept)}): with strategy={method} a "
-            "client's own is the one right after its training, and no file has that"
+            f"--state {path} does not give a model (it has {', '.join(kept)}): with "
+            f"strategy={method} a client has its own model only right after training, in no file"
         )
 
 

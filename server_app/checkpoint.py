@@ -123,7 +123,7 @@ def _check(path: Path, rows: list[Row] | None, metrics: Path) -> None:
 
 
 def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
-    """Read a checkpoint whose params are those of ``order``; the file does not keep their order.
+    """Read a checkpoint with the params in ``order``, because the file does not keep the order.
 
     Raises:
         DamagedFileError: if the file is damaged, or no checkpoint.
@@ -146,6 +146,6 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
         recipe, rows = str(label["recipe"]), label.get("rows")
         data, made_by = label.get("data", {}), label.get("made_by", {})
     except (KeyError, ValueError, AttributeError):
-        raise DamagedFileError(f"{path} is no checkpoint of this version or of 0.1") from None
+        raise DamagedFileError(f"{path} is not a checkpoint of this version or of 0.1") from None
     params = {name: params[name] for name in order}
     return Checkpoint(params, state, recipe, rows, data, made_by)

@@ -25,7 +25,7 @@ from fedhet.strategies.wire.polling import give_up, pause
 
 @contextmanager
 def fast_polling(grid: Grid) -> Iterator[None]:
-    """Let a Grid of Flower's notice replies sooner, and none wait for another's arrays.
+    """Let a Grid of Flower's notice replies sooner, without waiting for another's arrays.
 
     What a deployment's grid sends is packed, and what it receives unpacked (packed_records.py).
     """

@@ -80,7 +80,7 @@ def _training(recipe: DictConfig) -> dict[str, Any]:
 
 
 def _changed_on_their_way(recipe: DictConfig) -> list[str]:
-    """Return the keys of what changes a trained model before it arrives at the server."""
+    """Return the keys of parts that change a trained model before it arrives at the server."""
     sides = {f"strategy.{name}": side for name, side in _client_sides(recipe).items()}
     if (attack := _attack(recipe)) is not None:
         sides["attack"] = attack

@@ -121,7 +121,7 @@ class Run:
         return [*listeners, *([Alarm()] if self._may_be_hostile() else []), RoundLine()]
 
     def _may_be_hostile(self) -> bool:
-        """Return whether a client may be: of a deployment, or where the recipe expects one."""
+        """Return whether a client may be hostile: in a deployment, or if the recipe expects it."""
         aggregator = build_part(self.recipe, "strategy.aggregator", classifier_tensors=1)
         expected = bool(self.recipe.attack) or isinstance(aggregator, RobustAggregator)
         return expected or not self.recipe.runtime.simulation
@@ -187,7 +187,7 @@ class Run:
             listener.on_end(end)
 
     def _without_replies(self) -> Exception:
-        """Return the error of a run of which no round had enough replies."""
+        """Return the error of a run in which no round had enough replies."""
         if self._last_report is None:
             return ConfigError(
                 f"resume=true: all {self.rounds} rounds are done, and none had valid replies: set "
@@ -218,7 +218,7 @@ class Run:
 
 
 def end_by(error: BaseException, results: ResultsFolder, about: dict[str, Any]) -> End:
-    """Return how a run ends that an error or a signal has ended."""
+    """Return the status of a run that an error or a signal has ended."""
     if isinstance(error, DivergedError):
         return End(DIVERGED, str(error), about)
     if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -154,15 +154,6 @@ def launched(folder, monkeypatch, runtime):
     launch.run(compose_overrides(("rounds=9", f"results_dir={folder}", "resume=true")))
 
 
-@pytest.mark.slow
-def test_a_run_of_a_deployment_may_be_resumed_from_a_folder_that_does_not_hold_it(tmp_path):
-    words = ("resume=true", f"results_dir={tmp_path / 'run'}")
-    folder = launch._prepare_results_dir(compose_overrides((*words, "runtime=deployment")))
-    assert folder == tmp_path / "run"
-    with refused("resume"):
-        launch._prepare_results_dir(compose_overrides(words))
-
-
 def test_a_link_to_a_disk_that_is_not_there_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to("/there/is/none")

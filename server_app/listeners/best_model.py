@@ -1,6 +1,6 @@
 """best.safetensors: the model of the best round so far, by a metric of the rows.
 
-Where rows are lost, what the file says of its round still counts.
+If rows are lost, the file's own record of its round still counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_measured(
     *,
     at_server: bool,
 ) -> None:
-    """Refuse to go by what nothing measures.
+    """Refuse a metric that nothing measures.
 
     Args:
         recipe: of the run.
@@ -74,7 +74,7 @@ def check_measured(
 
 
 def _instead_of_accuracy(key: str, predictions: Predictions | None) -> str:
-    """Return what to set where a key goes by an accuracy that the task does not measure."""
+    """Return what to set if a key goes by an accuracy that the task does not measure."""
     if key != "target_accuracy":
         return "early_stopping.metric=loss, or name a metric of its kind (evaluation.metrics)"
     of_classes = predictions is not None and "accuracy" in metrics_of(predictions.kind)

@@ -25,8 +25,8 @@ _WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
 class ClientAvailability:
     """Tracks which of the registered clients are connected, and adds late joiners to them.
 
-    A late joiner plays a client that is missing, or one whose node is gone. It is asked beside the
-    rounds, which do not wait for its answer.
+    A late joiner plays a client that is missing, or whose node is gone. Rounds do not wait for its
+    answer.
     """
 
     def __init__(self, registry: ClientRegistry, federation: FederationConfig) -> None:
@@ -44,9 +44,9 @@ class ClientAvailability:
         return sorted(self.registry.nodes.keys() - self.absent)
 
     def ask(self, grid: Grid, clients: Sequence[int]) -> list[int]:
-        """Ask those of the clients that have not been asked yet; return those that can take part.
+        """Ask the clients that were not asked yet; return the clients that can take part.
 
-        The others are logged with the reason.
+        Logs why the others cannot.
         """
         nodes, known = self.registry.nodes, self.registry.num_examples
         if new := [nodes[client] for client in clients if client not in known]:

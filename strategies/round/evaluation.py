@@ -1,4 +1,4 @@
-"""An evaluation at the clients: its messages, and what becomes of the answers."""
+"""An evaluation at the clients: its messages and their answers."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ A summand w v becomes two whole numbers, which add up exactly:
     high = round(w v 2^16),   low = round((w v 2^16 - high) 2^44)
     sum_i w_i v_i = 2^-16 sum_i high_i + 2^-60 sum_i low_i
 
-So it is all the same who adds which clients first, in how many parts, and who else was asked. The
-resolution is 2^-60: float32 numbers from 2^-36 on are added without any rounding. Two 64-bit
-integers hold sums up to 2^46 of up to 2^18 clients; :func:`largest_summand` is what each may have.
+So the order of the clients, the number of partial sums and who else was asked make no difference.
+The resolution is 2^-60: float32 numbers from 2^-36 on are added without rounding. Two 64-bit
+integers hold sums up to 2^46 of up to 2^18 clients; :func:`largest_summand` is the limit for each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TO_WHOLE, _TO_LOW = 1.5 * 2.0**52, 1.5 * 2.0**52 / _LOW
 _WHOLE_BITS, _LOW_BITS = (int(np.float64(one).view(np.int64)) for one in (_TO_WHOLE, _TO_LOW))
 _LARGEST = 2.0**46
 _SMALL = 1 << 16  # a tensor of fewer numbers is added with others
-_BLOCK = 1 << 17  # numbers at once: what is made of them stays in the cache
+_BLOCK = 1 << 17  # numbers at once: their parts stay in the cache
 _SERIAL = 1 << 12  # numbers that float32 sums well, and torch on one thread
 
 Zeros = Callable[[int], NDArray[np.int64]]
@@ -62,7 +62,7 @@ class ExactSum:
         self._summands = 0  # how often the constants are in it
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave behind the allocator, which is of this process."""
+        """Leave out the allocator, which belongs to this process."""
         return {name: value for name, value in self.__dict__.items() if name != "_zeros"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a run expects of the replies of a round, made of recipe, registration and method."""
+"""What a run expects from a round's replies, given recipe, registration and method."""
 
 from __future__ import annotations
 

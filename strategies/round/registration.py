@@ -20,7 +20,7 @@ from fedhet.strategies.wire.border import NodeInfo, decode_node_info
 from fedhet.strategies.wire.messages import TIMEOUT
 from fedhet.strategies.wire.records import CONFIG
 
-FROZEN_MODEL = "frozen-model"  # the hash of what a model neither trains nor sends
+FROZEN_MODEL = "frozen-model"  # the hash of the tensors that a model neither trains nor sends
 # What sites have to share for their hashes to be equal.
 _SAME = {
     "recipe": "release and the same recipe",
@@ -124,8 +124,8 @@ def register_clients(
 ) -> ClientRegistry:
     """Ask every connected node for its partition id, example count and hashes.
 
-    A node that does not fit is logged and kept out. A TimeoutError says that the others are too
-    few, and why nodes were refused.
+    Logs a node that does not fit, and keeps it out. A TimeoutError says that too few nodes are
+    left, and why the others were refused.
 
     A range of nodes is a simulation in which the i-th node plays client i. In a large simulation,
     clients are queried when they are first selected, unless ``message_type`` needs them all.
@@ -145,7 +145,7 @@ def register_clients(
         # a node that reconnects is asked again
         refused = {node: why for node, why in refused.items() if node in connected}
         over = time.monotonic() > end
-        # one that let all the time pass in silence is not waited for twice
+        # do not wait twice for a node that was silent all the time
         heard = {*infos, *refused, *(asked if over else ())}
         new = [node for node in connected if node not in heard]
         if new and (asked or over or len(connected) >= max(federation.num_clients, 1)):
@@ -179,7 +179,7 @@ def register_clients(
 
 
 def _warn_of_outweighing(num_examples: Mapping[int, int]) -> None:
-    """Say which client's claim is as large as all others', where a mean weighs it by that."""
+    """Warn of a client that claims as many examples as all others, if a mean weighs by them."""
     total = sum(num_examples.values())
     for client, examples in num_examples.items():
         if len(num_examples) > 2 and 2 * examples > total:
@@ -216,10 +216,9 @@ def ask(
     message_type: str,
     before: Mapping[int, NodeInfo] | None = None,
 ) -> dict[int, NodeInfo]:
-    """Return the valid answers by node, without nodes that have gone or are silent.
-
-    The others are logged, and added to ``refused`` with the reason. Once all N clients are there,
-    those of ``before`` among them, no other node is waited for.
+    """Return the valid answers by node, without nodes that have gone or are silent.  Logs the
+    others, and adds them to ``refused`` with the reason. Waits for no more nodes once all N clients
+    are there, including those of ``before``.
     """
     infos: dict[int, NodeInfo] = {}
     timeout = federation.connect_timeout_seconds
@@ -251,7 +250,7 @@ def _refuse(node: int, reason: str, refused: dict[int, str]) -> None:
 
 
 def node_info(node: int, answer: Message, federation: FederationConfig) -> NodeInfo:
-    """Return what a node answers; refuse one of another recipe or of other code."""
+    """Return a node's answer; refuse a node with another recipe or other code."""
     try:
         info = decode_node_info(answer)
     except RefusedReplyError as refusal:
@@ -266,7 +265,7 @@ def node_info(node: int, answer: Message, federation: FederationConfig) -> NodeI
 
 
 def _announced(infos: Mapping[int, NodeInfo]) -> int:
-    """Return N as most of the node configs have it, the smallest of those; 0 without any."""
+    """Return the N of most node configs, the smallest if several tie; 0 without any."""
     counts = Counter(info.num_partitions for info in infos.values())
     most = max(counts.values(), default=0)
     return min((size for size, count in counts.items() if count == most), default=0)

@@ -1,6 +1,6 @@
 """The replies of a round, taken one by one: added up and freed, or kept for parts that need them.
 
-Partial folds, as of the workers of a simulation, merge to the same bits (round/exact_sum.py).
+Partial folds, such as those of a simulation's workers, merge to the same bits (round/exact_sum.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Weights:
     discounts: Mapping[int, float] = field(default_factory=dict)
 
     def undiscounted(self, reply: Reply) -> float:
-        """Return the weight of a client's update, were it not stale."""
+        """Return the weight of a client's update without the discount of a stale one."""
         return float(reply.num_examples) if self.weighting == "examples" else 1.0
 
     def of_update(self, reply: Reply) -> float:
@@ -59,7 +59,7 @@ class FoldSettings:
         weights: of the replies.
         payloads: names of those that are summed.
         keep: keep the replies in full, to be added up later.
-        rounding: the step to which clients round what a secure sum adds up; 0: they do not.
+        rounding: the step to which clients round their numbers for a secure sum; 0: no rounding.
     """
 
     expected: Expected
@@ -70,7 +70,7 @@ class FoldSettings:
 
 
 class RunningSum:
-    """Replies that are added up: the numbers and norms of each stay. ``zeros``: see ExactSum."""
+    """Sums replies; each one's numbers and norms stay. ``zeros``: see ExactSum."""
 
     def __init__(
         self, weights: Weights, payloads: Collection[str] = (), zeros: Zeros = plain_zeros
@@ -131,10 +131,10 @@ class ReplyFold:
     Attributes:
         sum: of the valid replies; None if they are kept in full.
         in_full: the valid replies, if they are kept.
-        refused: why, by client id.
-        unasked: what came beside the replies.
-        non_finite: how many were refused since they held NaN or Inf.
-        bytes_up: of all that came.
+        refused: why replies were refused, by client id.
+        unasked: messages that answer no question of the round.
+        non_finite: how many replies were refused because of NaN or Inf.
+        bytes_up: of all messages that came.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class ReplyFold:
         return sum_of(self.in_full, self.settings.weights, self.settings.payloads)
 
     def refuse_misfits(self) -> None:
-        """Refuse replies in full whose summed payloads have other shapes than most clients'."""
+        """Refuse kept replies whose summed payloads have other shapes than most clients'."""
         for name in self.settings.payloads:
             replies = [reply for reply in self.replies if name in reply.payloads]
             shapes = {r.client_id: shapes_of(r.payloads[name]) for r in replies}
@@ -217,7 +217,7 @@ def fold_replies(
 ) -> None:
     """Take the replies to messages ``sent`` by client id, as they arrive.
 
-    ``timeout_seconds`` is how long was waited for those that are missing in the end.
+    ``timeout_seconds`` is how long the round waited for the replies that are missing in the end.
     """
     waiting = {message.metadata.dst_node_id: client for client, message in sent.items()}
     for node, reply in with_senders(replies, sent.values()):

@@ -55,7 +55,7 @@ class RoundReport:
     fatal: Exception | None = None  # the run ends with this round
 
     def take_selection(self, selection: Selection) -> None:
-        """Record who is asked, who in vain, when the round ends, and the bytes sent."""
+        """Record who is asked, who will not count, when the round ends, and the bytes sent."""
         outcome, messages = selection.outcome, selection.messages
         sizes = [count_bytes(message.content) for message in messages.values()]
         self.clients, self.dropped, self.late = list(messages), outcome.dropped, outcome.late
@@ -66,12 +66,12 @@ class RoundReport:
         self.bytes_down = sum(sizes) + in_vain * max(sizes, default=0)
 
     def take_arrived(self, arrived: Arrived) -> None:
-        """Record what became of real clients that nobody waits for."""
+        """Record the outcome for real clients in asynchronous rounds."""
         self.late, self.staleness = arrived.late, arrived.staleness
         self.bytes_down = arrived.bytes_down
 
     def take(self, fold: ReplyFold, asked: int) -> None:
-        """Record, and log, what became of the replies of the clients asked."""
+        """Record and log the outcome for each client that was asked."""
         self.clients = [reply.client_id for reply in fold.replies]
         refused = (f"client {client}: {why}" for client, why in sorted(fold.refused.items()))
         self.failures, self.bytes_up = [*refused, *fold.unasked], fold.bytes_up
@@ -122,7 +122,7 @@ class RoundReport:
         return self.error(message)
 
     def error(self, message: str) -> Exception:
-        """Return the error of a run that ends with this round, for want of valid replies."""
+        """Return the error of a run that ends with this round because valid replies are missing."""
         return DivergedError(message) if self.diverged else RuntimeError(message)
 
     def row(self) -> dict[str, Any]:

@@ -190,7 +190,7 @@ class SoftLabels(MethodPart):
     clip: Positive = 1.0
     """maximum L2 norm of an example's soft label, with noise"""
     delta: Delta = 1.0e-5
-    """of (epsilon, delta) privacy; epsilon is reported"""
+    """delta of (epsilon, delta) privacy; the rows report epsilon"""
     reproducible_noise: bool = False
     """true: the noise follows from the seed, so that a run repeats itself to the bit; who knows the
     seed can take it off"""

@@ -71,10 +71,10 @@ def bytes_of(array: Array) -> int:
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Return a Flower array as a tensor: of its own, unless the array shares one.
+    """Return a Flower array as a tensor with its own memory, unless the array shares a tensor's.
 
-    Only its bytes are read, and only in the form that ``to_array`` writes; nothing larger than them
-    is allocated. Raises ValueError for everything else.
+    This reads only the array's bytes, in the form that ``to_array`` writes, and allocates no more
+    than they need. Raises ValueError for everything else.
     """
     if isinstance(array, TensorArray):  # from this machine: none can be received
         return array.tensor

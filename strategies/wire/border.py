@@ -4,8 +4,8 @@
     decode(message, client_id, expected) -> Reply    at the server
 
 A site may send anything, so every reply is checked here before it is used. ``decode`` returns
-values of known names, types, shapes and ranges, or raises RefusedReplyError, which says why. Of an
-array it reads only the bytes, and ignores what the array says of itself beside them.
+values of known names, types, shapes and ranges, or raises RefusedReplyError, which says why. It
+reads only an array's bytes, and ignores the type and shape that the array claims.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _EVALUATED = frozenset({"partition-id", "num-examples", "loss", "accuracy"})
 
 @dataclass(frozen=True)
 class Sender:
-    """What one client was told, and the most that its reply may say; None: not checked.
+    """What one client was told, and the limits of its reply; None: not checked.
 
     Attributes:
         lr: eta_l that it was told.
         round: t that it was told.
-        max_examples: how many examples it has registered.
-        max_steps: how many steps the recipe lets it take.
+        max_examples: how many examples it registered.
+        max_steps: how many steps the recipe allows.
         not_lost: why it cannot have lost its state.
     """
 
@@ -79,9 +79,9 @@ class Bounds:
     """The range of the numbers in a reply.
 
     Attributes:
-        largest: the size that a number may have.
-        summand: the same for a number of an update times the client's examples, which may weigh it:
-            a client that claims more examples than it has narrows its own numbers alone.
+        largest: the most that a number's size may be.
+        summand: the same for a number of an update times the client's examples, its possible
+            weight. So a client that claims too many examples narrows only its own numbers.
         widest: the longest that an open dimension of a payload may be.
     """
 
@@ -109,7 +109,7 @@ class ExpectedPayload:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the replies of a round must be.
+    """What the replies of a round must look like.
 
     Attributes:
         shared: the tensors that were sent, buffers included; only shapes and types count.
@@ -312,18 +312,19 @@ def decode_metrics(
 ) -> dict[str, float]:
     """Return a reply's numbers; refuse missing and unknown names, and what is out of range.
 
-    ``allowed`` None: the server has made the reply itself, so any name is, and rounding is seen.
+    With ``allowed`` None the server made the reply itself: any name may occur, with rounding
+    errors.
     """
     record = record_in(content, METRICS, MetricRecord) or MetricRecord()
     if missing := sorted(set(required) - record.keys()):
         raise RefusedReplyError(f"its metrics lack {missing}")
     if allowed is not None and (more := record.keys() - allowed):
         unknown = sorted(map(printable, more))
-        raise RefusedReplyError(f"its metrics {unknown[:5]} are none that a client may send")
+        raise RefusedReplyError(f"a client may not send its metrics {unknown[:5]}")
     found = {}
     for name, value in record.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise RefusedReplyError(f"its metric {name!r} is no number")
+            raise RefusedReplyError(f"its metric {name!r} is not a number")
         if not abs(value) <= _LARGEST:
             raise NonFiniteReplyError(
                 f"its metrics [{name!r}] are NaN or Inf, or too large (NaN in its data, or a step "

@@ -126,7 +126,7 @@ def timeout_of(config: Mapping[str, Any]) -> float:
 def query(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dict[int, RecordDict]:
     """Return the answers to the messages by client.
 
-    Clients that answer with an error, or not at all, are logged and left out.
+    Logs clients that answer with an error, or not at all, and leaves them out.
     """
     replies = grid.send_and_receive(list(messages.values()), timeout=timeout)
     by_node = dict(with_senders(replies, messages.values()))

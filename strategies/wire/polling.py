@@ -1,4 +1,4 @@
-"""How long to pause between two looks for replies, and when no more is looked for."""
+"""How long to pause between two looks for replies, and which replies to leave."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from fedhet.runtimes.flower_install import stage_app
 from fedhet.server_app.assembly import check_parts
 from fedhet.server_app.loggers import scalars
 from fedhet.strategies.fedprox import FedProxClient
-from fedhet.sweep.optuna_search import check_search
 from fedhet.tasks.evaluation import logits_of
 from fedhet.tasks.metrics import MetricSet, Predictions
 from tests.recipes import TINY, run_recipe
@@ -200,9 +199,9 @@ def test_what_is_no_number_is_refused(name, what):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["[mine.metrics:f1]"], "metrics.jsonl or summary.json have f1.* rename the function"),
-        (["[mine.metrics:loss]"], "or summary.json have loss"),
-        (["[mine.metrics:client_sure]"], "have client_sure, or names that begin like it"),
+        (["[mine.metrics:f1]"], "summary.json already use f1.* rename the function"),
+        (["[mine.metrics:loss]"], "already use loss"),
+        (["[mine.metrics:client_sure]"], "already use client_sure"),
         (["[mine.metrics:]"], "names no function: write package.module:function"),
         (["[mine-too.metrics:sure]"], "names no function"),
         (["[mine.metrics:sure,mine.other:sure]"], "mine.other:sure would both be sure"),
@@ -252,21 +251,6 @@ def test_the_name_of_what_a_method_measures_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(FedProxClient, "measures", frozenset({"sure"}))
     with pytest.raises(ConfigError, match="rows of strategy=fedprox have sure already"):
         run_recipe(tmp_path, *TINY, SURE, "strategy=fedprox")
-
-
-def test_a_metric_that_nothing_goes_by_needs_no_direction():
-    for words in (
-        [],
-        ["checkpoint.best=loss"],
-        ["checkpoint.best=true", "early_stopping.mode=min"],
-    ):
-        compose_overrides(("task=digits", SURE, "early_stopping.metric=sure", *words))
-
-
-def test_a_search_takes_it_in_both_directions():
-    compose_overrides(("task=digits", SURE, "objective=sure"))
-    for direction in ("minimize", "maximize"):
-        check_search("sure", {"_target_": "Optuna", "direction": direction, "n_jobs": 1})
 
 
 # ---- in rows and reports -------------------------------------------------------------------------

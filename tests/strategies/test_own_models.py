@@ -23,20 +23,12 @@ from fedhet.strategies.pfedme import PFedMe
 from fedhet.tasks.evaluation import evaluate_model
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.refused import refused
-from tests.strategies.labelled import Classifier, WithoutDropout, blobs, train
+from tests.strategies.labelled import Classifier, blobs, train
 from tests.strategies.sides import built, client_side
 from tests.strategies.test_closed_forms import stores
+from tests.strategies.test_personal import WHOLE, exact, exact_blobs
 
-WHOLE = 1000  # a batch size: one step an epoch
 LR = 0.1
-
-
-def exact() -> nn.Module:
-    return WithoutDropout().double()
-
-
-def exact_blobs(num_clients: int) -> list[TensorBatches]:
-    return [TensorBatches(d.inputs.double(), d.labels, 3) for d in blobs(num_clients)]
 
 
 def slopes(model: nn.Module, data: TensorBatches) -> list[torch.Tensor]:

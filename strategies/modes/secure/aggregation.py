@@ -8,18 +8,18 @@ strategies/modes/secure/workflow.py. The five exchanges are:
 
     setup                    every client makes two key pairs; the server distributes public keys
     share keys               it shares (Shamir) a mask's seed and a secret key among its neighbours
-    check shares             it says whose shares it cannot read (see secagg_shares.py)
+    check shares             it says whose shares it cannot read (see shares.py)
     collect masked vectors   it trains, and sends  v_i + mask(b_i) +- mask(pairs)  mod 2^32
     unmask                   the neighbours send the shares that remove the masks from the sum
 
 v_i is the client's reply as one vector (strategies/modes/secure/reply_vector.py). The mean of all
-vectors comes back as the reply of each client; a mean of anything but one vector per client, as a
-wrong vector produces, is rejected. Replies travel without their example counts, which Flower's mod
-sends unmasked, and as numbers of 32 bits instead of 64.
+vectors comes back as the reply of each client. If a client sent a wrong vector, the sum shows it,
+and is rejected. Replies travel as numbers of 32 bits instead of 64, and without the example counts
+that Flower's mod sends unmasked.
 
-A client refuses to send NaN or Inf, because nobody can see them behind masks. Numbers beyond
-``clipping_range`` are cut off; ``clipped_share`` in metrics.jsonl is their share. Numbers are
-rounded at random, without bias, to multiples of 2 clipping_range / quantization_range.
+A client refuses to send NaN or Inf, because nobody can see them behind masks. It cuts off numbers
+beyond ``clipping_range``; ``clipped_share`` in metrics.jsonl is their share. It rounds numbers at
+random, without bias, to multiples of 2 clipping_range / quantization_range.
 
 docs/privacy.md describes the security: it holds against a server that follows the protocol and
 reads along, not against a malicious one, and Flower draws masks from seeds of at most 32 bits.
@@ -81,7 +81,7 @@ _FINEST = 30  # bits: Flower rounds to 32-bit integers
 
 @dataclass(frozen=True)
 class SecureReplies(RoundReplies):
-    """The mean of all replies in place of each, and an error in place of every lost one.
+    """The mean of all replies in place of each, and an error in place of each lost reply.
 
     Attributes:
         failures: why a client failed whose vector was in the sum already.
@@ -118,15 +118,15 @@ class SecAggPlus(Option):
     option = "secagg_plus"
 
     num_shares: ShareAboveZero | Odd = 1.0
-    """among how many of a round's clients a key is shared, its owner included: a share of them, or
-    an odd number (the paper's neighbours)"""
+    """how many clients of a round share a key, its owner included: a share of them, or an odd
+    number (the paper's neighbours)"""
     reconstruction_threshold: Majority = 0.67
-    """the share of those that can take a lost client's masks off; with fewer left the round
-    fails"""
+    """the share of those clients that is needed to remove a lost client's masks; with fewer the
+    round fails"""
     clipping_range: AtLeastOne = 8.0  # a vector's first number is 1: it is a mean of vectors
-    """R: numbers are cut off at -R and R"""
+    """R: clients cut off numbers at -R and R"""
     quantization_range: Steps | None = None
-    """steps between those; null: as many as the sum of a round has room for in 32 bits"""
+    """steps between -R and R; null: as many as 32 bits allow for a round's sum"""
     max_examples: Count = 10_000
     """the most examples that a client may have"""
 

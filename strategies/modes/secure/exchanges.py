@@ -1,4 +1,4 @@
-"""The server's messages of SecAgg+, and what it makes of the answers."""
+"""The server's messages of SecAgg+, and how it reads the answers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class SecAggWire:
         read: Callable[[int, ConfigRecord], T],
         contents: Mapping[int, RecordDict] | None = None,
     ) -> dict[int, T]:
-        """Return what ``read`` makes of the answers, by node.
+        """Return the answers by node, as ``read`` returns them.
 
         Args:
             stage: of the protocol.
             asked: what each node is told.
-            read: checks and reads a node's answer; whatever it raises costs that node the round.
-            contents: of the nodes' messages, besides.
+            read: checks and reads a node's answer; any error costs that node the round.
+            contents: further content of the nodes' messages.
         """
         messages = [
             self._message(node, stage, asked[node], (contents or {}).get(node))

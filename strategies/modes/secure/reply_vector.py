@@ -1,9 +1,9 @@
 """Packs a client's reply into one vector, and the mean of all vectors back into a reply.
 
 Secure aggregation adds one vector per client and shows the server only the sum. :class:`Layout`
-packs all that a client sends into such a vector and unpacks the mean of the vectors into the reply
-of a mean client, which then stands for each of them. A method that needs only sums does with it
-what it does with the clients' own replies:
+packs a client's whole reply into such a vector, and unpacks the mean of the vectors into the reply
+of a mean client, which then stands for each of them. A method that needs only sums treats it like
+the clients' own replies:
 
     u    = sum_i w_i u_i / sum_i w_i,   w_i = n_i (weighted mean) or 1 (plain mean)
     p    = sum_i p_i / |S|              for every payload, so that |S| replies have the same sum
@@ -39,8 +39,8 @@ from fedhet.strategies.wire.compressed_records import per_example
 from fedhet.strategies.wire.records import known_shapes, shapes_of
 
 CLIPPED = "clipped-share"
-# The metrics of a client that are summed, too; others are not sent. The scores of a client's own
-# model have plain means over clients, the others are weighted by n_i.
+# The metrics of a client that are summed, too; a client sends no others. The scores of a client's
+# own model have plain means over clients; the others are weighted by n_i.
 METRICS = (
     CLIPPED,
     STATE_LOST,
@@ -68,7 +68,7 @@ class Layout:
         payloads: shapes of the payloads' tensors.
         per_example: payloads that grow with the client's number of examples.
         weighting: how the aggregator weighs clients.
-        max_examples: divides n_i and all that grows with it, so that numbers are of order 1.
+        max_examples: divides n_i and everything that grows with it, so that numbers are near 1.
     """
 
     update: Mapping[str, tuple[int, ...]]

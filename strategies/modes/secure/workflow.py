@@ -1,4 +1,4 @@
-"""The server half of SecAgg+: five exchanges with the clients of a round, and the mean of them.
+"""The server half of SecAgg+: five exchanges with the clients of a round, and their mean.
 
 It speaks with Flower's ``secaggplus_mod`` and uses Flower's cryptography. Flower's own server half
 (``SecAggPlusWorkflow``) trusts the clients: one empty key, one bad ciphertext or one bad share ends
@@ -7,15 +7,15 @@ sent it, and only that client:
 
     setup           keys are checked; equal keys of two clients cost both
     share keys      a client that does not serve every neighbour is out
-    check shares    two clients of which one cannot read the other's shares are no longer
-                    neighbours; who has too few neighbours left is out
+    check shares    if a client cannot read another's shares, the two are no longer neighbours;
+                    a client with too few neighbours left is out
     vectors         the lost ones' masks are taken off with the shares of their keys
     unmask          shares are checked one by one, and the secrets that they combine to
     pairwise seeds  only if a client's secret cannot be combined: the others give away the masks
                     that they share with it, and its vector is left out
 
-Nothing can be said about a masked vector itself: one that is noise spoils the sum, unnoticed until
-the sum is not one of vectors.
+Nobody can check a masked vector itself: noise spoils the sum, and shows only when the sum turns out
+not to be a sum of vectors.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class SecureSum:
     def _secrets(self, vectors: Collection[int]) -> tuple[dict[int, bytes], set[int]]:
         """Return the secrets by node, and the nodes whose shares do not give theirs.
 
-        Of a node with a vector it is the seed of its own mask, else its first private key.
+        For a node with a vector it is the seed of its own mask, else its first private key.
         """
 
         def read(node: int, answer: ConfigRecord) -> dict[int, bytes]:
