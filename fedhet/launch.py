@@ -83,7 +83,7 @@ _STARTS = {  # what a runtime does first; the others first import PyTorch
     "flower": "starting Flower's SuperLink",
     "deployment": "connecting to the SuperLink",
 }
-_LOADS = "loading data, starting workers"  # when the run has begun
+_LOADS = "loading libraries and data, starting workers"  # when the run has begun
 _FOLLOWS = "submitted; waiting for the server's rounds"  # a launcher of runtime=deployment
 _WITH_CODE = ("local", "ray")  # runtimes that import torch in this process
 _OF_CODE = (

@@ -53,7 +53,7 @@ from fedhet.server_app.resuming import restore
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.modes.robust.aggregator import RobustAggregator
 from fedhet.strategies.round.round_report import RoundReport
-from fedhet.strategies.wire.records import to_record, to_tensors
+from fedhet.strategies.wire.records import record_of_copy, to_tensors
 from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks import Functions, OwnTask, pick_device
 from fedhet.tasks.models.own_weights import counted
@@ -87,10 +87,10 @@ class Run:
         hashes = {split: str(about["sha256"]) for split, about in self.parts.data.items()}
         made_by = {"code": fingerprint(recipe)["code"], **versions()}
         origin = Origin(resume_fingerprint(recipe), hashes, made_by)
-        self.arrays, self._done = to_record(self.parts.initial), None
+        self.arrays, self._done = record_of_copy(self.parts.initial), None
         if last is not None:
             checkpoint = restore(last, recipe, folder, self.parts, origin)
-            self.arrays, self._done = to_record(checkpoint.params), checkpoint.state.round
+            self.arrays, self._done = record_of_copy(checkpoint.params), checkpoint.state.round
         rule = EarlyStopping(**plain_part(recipe, "early_stopping"))
         best = best_model_rule(recipe, rule)
         tested = self.parts.evaluation.test_data is not None

@@ -76,6 +76,7 @@ from fedhet.strategies.wire.records import (
     mean_metrics,
     mean_scores,
     personal_scores,
+    record_of_copy,
     scalars,
     to_metrics,
     to_record,
@@ -293,7 +294,7 @@ class FederatedStrategy(Strategy):
         means = mean_metrics([reply.metrics for reply in valid])
         measured = {**stepped.diagnostics, **step.metrics()}
         report.metrics = means | self.personal_scores() | measured
-        return to_record(stepped.params), to_metrics(report.metrics)
+        return record_of_copy(stepped.params), to_metrics(report.metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

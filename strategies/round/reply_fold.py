@@ -92,13 +92,18 @@ class RunningSum:
         light = replace(reply, update={}, payloads={}, buffers={})
         self.replies.append(replace(light, norms=norms, payload_norms=of_payloads))
 
-    def merge(self, other: Self) -> None:
-        """Add the replies of another part."""
-        self.update.merge(other.update)
-        self.buffers.merge(other.buffers)
+    def merge(self, other: Self, *, borrow: bool = False) -> None:
+        """Add the replies of another part; ``borrow``: see :meth:`ExactSum.merge`."""
+        self.update.merge(other.update, borrow=borrow)
+        self.buffers.merge(other.buffers, borrow=borrow)
         for name, total in self.payloads.items():
-            total.merge(other.payloads[name])
+            total.merge(other.payloads[name], borrow=borrow)
         self.replies += other.replies
+
+    def keep(self) -> None:
+        """Copy what is borrowed."""
+        for one in (self.update, self.buffers, *self.payloads.values()):
+            one.keep()
 
     def total(self) -> ReplySum:
         """Return the sum of at least one reply."""
@@ -170,10 +175,10 @@ class ReplyFold:
         else:
             self.sum.add(reply)
 
-    def merge(self, other: Self) -> None:
-        """Take over the replies of another part."""
+    def merge(self, other: Self, *, borrow: bool = False) -> None:
+        """Take over the replies of another part; ``borrow``: see :meth:`ExactSum.merge`."""
         if self.sum is not None and other.sum is not None:
-            self.sum.merge(other.sum)
+            self.sum.merge(other.sum, borrow=borrow)
         self.in_full += other.in_full
         self.refused |= other.refused
         self.unasked += other.unasked

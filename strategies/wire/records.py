@@ -11,7 +11,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from torch import Tensor
 
 from fedhet.strategies.base import RefusedReplyError, Shapes, Tensors
-from fedhet.strategies.wire.array_codec import to_array, to_tensor
+from fedhet.strategies.wire.array_codec import bytes_of, to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
 COLUMNS, CATEGORIES = "columns", "categories"  # of a table that sites fit together
@@ -34,12 +34,20 @@ class NonFiniteReplyError(RefusedReplyError):
     """A reply holds NaN or Inf, or numbers too large to be added up."""
 
 
-def to_record(tensors: Tensors) -> ArrayRecord:
-    """Return named tensors as an ArrayRecord (host memory, C order)."""
+def to_record(tensors: Tensors, *, shared: bool = False) -> ArrayRecord:
+    """Return named tensors as an ArrayRecord (host memory, C order).
+
+    ``shared``: it may share their memory, since nobody writes to them any more.
+    """
     record = ArrayRecord()  # made of a dict, it would copy every Array
     for name, value in tensors.items():
-        record[name] = to_array(value)
+        record[name] = to_array(value, shared=shared)
     return record
+
+
+def record_of_copy(tensors: Tensors) -> ArrayRecord:
+    """Return :func:`to_record` of a copy: between a machine's processes it is not copied again."""
+    return to_record({name: value.detach().clone() for name, value in tensors.items()}, shared=True)
 
 
 def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
@@ -50,7 +58,7 @@ def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
 def count_bytes(content: RecordDict) -> int:
     """Return the bytes of a message's arrays as serialised (data and per-array headers)."""
     records = array_records(content).values()
-    return sum(len(array.data) for record in records for array in record.values())
+    return sum(bytes_of(array) for record in records for array in record.values())
 
 
 def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
