@@ -121,7 +121,7 @@ def test_the_words_of_other_tools_are_none_of_fedhets_own():
         elif is_word and key not in groups():
             with pytest.raises(ConfigError) as error:
                 compose_overrides((f"{key}=[[]]",))
-            known = ("it is of", "leaves it out")  # of another option, or of another task
+            known = ("it belongs to", "leaves it out")  # of another option, or of another task
             text = str(error.value)
             assert f"unknown key {key}" not in text or any(one in text for one in known), word
 

@@ -7,9 +7,9 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
 from torch import Tensor
 
+from fedhet.common.flower.messages import SUPERLINK_NODE_ID
 from fedhet.strategies.base import RefusedReplyError, Shapes, Tensors
 from fedhet.strategies.wire.array_codec import bytes_of, to_array, to_tensor
 

@@ -189,7 +189,7 @@ class Channel:
 
     def send(self, content: object) -> None:
         """Send an object; OSError if the other end is closed."""
-        data, large = pickled(content, self._sums and self._sums.find)
+        data, large = pickled(content, None if self._sums is None else self._sums.find)
         if large or len(data) > _INLINE_BYTES:
             self._files.reverse()
             data = pickle.dumps(self._files[0].write_pickled(data, large))
