@@ -220,8 +220,9 @@ class ClientMomentum(MethodPart):
     alpha: ShareAboveZero = 0.1
     """weight of the fresh gradient; 1 is FedAvg"""
     source: Source = "aggregate"
-    """m is made of the aggregate (as in the papers) | mean: of the clients' mean update, before
-    norm_mean stretches it"""
+    """m is made of the aggregate (FedCM and MoFedSAM; of FedMRUR's Algorithm 1 the literal
+    reading) | mean: of the clients' mean update, before norm_mean stretches it (FedMRUR, if its
+    code stretches the server's step alone, as the code that it builds on suggests)"""
 
     def parts(self) -> Parts:
         """Add the two halves."""

@@ -9,8 +9,9 @@ the n clients are assumed to be hostile. Krum takes the client of least score, M
 mean of m clients of least scores. Bulyan takes theta = n - 2 f clients by Krum, one after the other
 out of those that are left, and then at every coordinate the mean of the theta - 2 f values that are
 closest to the chosen clients' median. (Its paper does not say what Krum does when fewer than f + 3
-clients are left; here, as in Flower, a score then has one neighbour. Flower's Bulyan takes all
-theta from one list of scores.)
+clients are left; here, as in Flower, a score then has one neighbour. The last picks are then ties:
+the two clients that are closest to each other have the same least score, and the one with the lower
+number is taken. Flower's Bulyan takes all theta from one list of scores.)
 
 Distances are of whole replies (distances.py): the update, and the payloads scaled to it. So a
 client that lies in a payload alone is left out too, and of those that are chosen all groups count.
