@@ -112,8 +112,8 @@ def name_norm_layers(spec: str, model: nn.Module, key: str) -> str:
 
 
 def norm_tensors(model: nn.Module) -> list[str]:
-    """Return the names of the parameters and buffers of the normalisation layers, in order."""
-    known = tensors_of(model)
+    """Return the names of the normalisation layers' parameters, then of their float buffers."""
+    known = [*(name for name, _ in model.named_parameters()), *float_buffers(model)]
     inside = tuple(
         f"{path}." if path else ""
         for path, module in model.named_modules()
