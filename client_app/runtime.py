@@ -27,7 +27,7 @@ from fedhet.conf import (
     plain_part,
     versions,
 )
-from fedhet.conf.build import strategy_parts
+from fedhet.conf.build import strategy_parts, with_norm_layers
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import ClientData, ClientSide, LocalOptimizer, Reply, Weighting
 from fedhet.strategies.components.aggregators import WeightedMean
@@ -87,6 +87,7 @@ class ClientRuntime:
         self.channels_last = bool(recipe.runtime.channels_last) and not own
         if self.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
+        recipe = with_norm_layers(recipe, self.model)
         tensors = self.task.classifier_tensors
         self.optimizer: LocalOptimizer = build_local_optimizer(recipe, tensors)
         parts = strategy_parts(recipe, tensors)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
+from torch import nn
 
 from fedhet.common.configured import Configured, fields, section_of
 from fedhet.conf import build_part, model_known
 from fedhet.conf.catalogue import load
+from fedhet.strategies.components.tensor_selection import name_norm_layers
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.method import Method, combined, parts_together
 from fedhet.strategies.parts import Parts, Setup
 
+_SELECTORS = ("personal", "layers", "momentum_layers", "cka")
 # The groups strategy/NAME that fill a slot; null: the method's own part.
 _OPTIONS = (
     "aggregator",
@@ -35,6 +39,37 @@ def strategy_of(recipe: DictConfig, classifier_tensors: int, setup: Setup) -> Fe
         return kind(**values, options=options, setup=setup)
     setup = replace(setup, server_lr=recipe.server.lr)
     return combined([kind.unbound(values) for kind, values in methods.items()], options, setup)
+
+
+def with_norm_layers(recipe: DictConfig, model: nn.Module) -> DictConfig:
+    """Return the recipe with the model's tensors in place of ``norm`` in its selectors."""
+    plain: Any = OmegaConf.to_container(recipe, resolve=False)
+    named = {
+        key: name_norm_layers(text, model, key)
+        for section in ("strategy", "local", "diagnostics", "initial_model")
+        for key, text in _selectors(plain.get(section), section)
+    }
+    changed = {key: text for key, text in named.items() if text != OmegaConf.select(recipe, key)}
+    if not changed:
+        return recipe
+    recipe = copy.deepcopy(recipe)
+    with flag_override(recipe, "readonly", False):
+        for key, text in changed.items():
+            OmegaConf.update(recipe, key, text, merge=False)
+    return recipe
+
+
+def _selectors(node: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys of selectors below a node, and their texts."""
+    if isinstance(node, str):
+        if path.rpartition(".")[2] in _SELECTORS and "${" not in node:
+            yield path, node
+    elif isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from _selectors(value, f"{path}.{name}")
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from _selectors(value, f"{path}[{number}]")
 
 
 def strategy_parts(recipe: DictConfig, classifier_tensors: int) -> Parts:

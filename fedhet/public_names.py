@@ -22,6 +22,7 @@ from fedhet.strategies.fedavg import FedAvgM as FedAvgM
 from fedhet.strategies.fedavg import FedYogi as FedYogi
 from fedhet.strategies.fedavg import Local as Local
 from fedhet.strategies.fedbabu import FedBABU as FedBABU
+from fedhet.strategies.fedbn import FedBN as FedBN
 from fedhet.strategies.fedbuff import FedAsync as FedAsync
 from fedhet.strategies.fedbuff import FedBuff as FedBuff
 from fedhet.strategies.fedcm import FedCM as FedCM

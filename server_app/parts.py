@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from fedhet.common.checksums import text_sha256
 from fedhet.common.errors import ConfigError
+from fedhet.conf.build import with_norm_layers
 from fedhet.server_app.assembly import (
     build_strategy,
     calibration_of,
@@ -78,6 +79,7 @@ def parts_of(
     channels_last = bool(recipe.runtime.channels_last) and not isinstance(model, WrappedModel)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
+    recipe = with_norm_layers(recipe, model)
     personal = TensorSelector(recipe.strategy.personal)
     names = shared_names(model, personal)
     about, kept = ({}, {}) if resumed else load_initial_model(recipe, task, model, names)

@@ -220,8 +220,9 @@ class ClientMomentum(MethodPart):
     alpha: ShareAboveZero = 0.1
     """weight of the fresh gradient; 1 is FedAvg"""
     source: Source = "aggregate"
-    """what m is made from: aggregate (as in the papers) | mean (the clients' mean update, before
-    norm_mean stretches it)"""
+    """what m is made from: aggregate (FedCM and MoFedSAM, and the literal reading of FedMRUR's
+    Algorithm 1) | mean (the clients' mean update, before norm_mean stretches it: FedMRUR, if its
+    code stretches only the server's step, as the code that it builds on suggests)"""
 
     def parts(self) -> Parts:
         """Add the two halves."""

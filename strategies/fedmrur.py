@@ -26,6 +26,11 @@ least gamma to the reported loss. ``space=euclidean`` has D2 = ||z - z_g||^2 (Ta
 ``lifts=data`` is our reading of Table 9's undefined "original data": the example is lifted with its
 representation, L(x, z), so beta + ||x||^2 takes the place of beta.
 
+Algorithm 1 leaves open which mean the clients' momentum is made of and which perturbation is meant.
+Here m is made of the stretched Delta; ``strategy.client_momentum.source=mean`` makes it of the
+clients' plain mean, and ``strategy.sam.adaptive=true`` with rho .5 takes the relative perturbation.
+``+experiment=fedmrur/readings`` compares them in minutes.
+
 Where the paper's Algorithm 1 differs: line 13's Delta points along the displacement, but line 10
 uses it as a gradient. With the sign turned, m is as long as K eta_l gradients, and the feedback
 (1 - alpha) K eta_l = 1.35 a round diverges. Divided by K eta_l everywhere (Lemma 7), the server's

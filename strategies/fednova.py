@@ -106,8 +106,8 @@ class NormalizedMean:
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the aggregate."""
-        examples = torch.tensor([float(reply.num_examples) for reply in replies])
-        shares = (examples / examples.sum()).double()
+        examples = torch.tensor([reply.num_examples for reply in replies], dtype=torch.float64)
+        shares = examples / examples.sum()
         reaches = torch.stack([reply.payloads[REACH]["reach"].double() for reply in replies])
         effective = shares @ reaches  # tau_eff by tensor
         factors = shares[:, None] * effective / torch.where(reaches > 0, reaches, torch.inf)

@@ -8,6 +8,15 @@ order (Foret et al., ICLR 2021, https://arxiv.org/abs/2010.01412):
     e  = rho grad F(y) / ||grad F(y)||          over all trained tensors as one vector
     y <- y - eta_l grad F(y + e)                on the same mini-batch
 
+Adaptive, the ball is one in relative sizes (ASAM: Kwon, Kim, Park, Choi. ICML 2021,
+https://arxiv.org/abs/2102.11600, T = diag |y|), so that a layer that is scaled up and the next one
+down have the same perturbation, relative to their size; rho is then larger, .5 is usual:
+
+    e  = rho y^2 grad F(y) / || |y| grad F(y) ||
+
+as in FL-Simulator's code, without the paper's eta = .01 that is added to |y|: a number that is
+exactly 0 is not perturbed.
+
 F is the whole local objective, with the penalties of other methods, in both passes. Corrections
 (momentum, control variates), clipping and weight decay act on the second gradient, at y. rho = 0 is
 FedAvg, with one pass. MoFedSAM adds FedCM's client momentum (fedcm.py):
@@ -15,7 +24,7 @@ v = alpha grad F(y + e) + (1 - alpha) m.
 
 Dropout draws a mask in each pass, and BatchNorm's statistics see both. FL-Simulator's code restores
 y by subtracting e, which leaves rounding; here a copy is put back. rho is .1 there and .5 in
-FedMRUR's paper, too large for a small network: tune it.
+FedMRUR's paper, too large for a small network unless it is adaptive: tune it.
 """
 
 from __future__ import annotations
@@ -42,6 +51,7 @@ class SAM:
 
     Args:
         rho: radius of the perturbation, in L2 norm over all trained tensors.
+        adaptive: scale each number's part of the perturbation by the number's size.
         momentum, weight_decay, momentum_layers: as in components/local_optimizers.py's SGD, which
             takes the step; the perturbation ignores them.
     """
@@ -49,11 +59,13 @@ class SAM:
     def __init__(
         self,
         rho: float,
+        adaptive: bool,
         momentum: float,
         weight_decay: float,
         momentum_layers: str,
     ) -> None:
         self.rho = rho
+        self.adaptive = adaptive
         self.outer = SGD(
             momentum=momentum, weight_decay=weight_decay, momentum_layers=momentum_layers
         )
@@ -96,8 +108,13 @@ class SAM:
     def _ascend(self, params: list[Tensor]) -> None:
         """Move to y + e; the gradients are used up."""
         grads = [param.grad for param in params if param.grad is not None]
+        sizes = torch._foreach_abs(params) if self.adaptive else []
+        if self.adaptive:
+            torch._foreach_mul_(grads, sizes)
         length = torch.stack(torch._foreach_norm(grads)).norm()
         torch._foreach_mul_(grads, self.rho / (length + _LEAST_NORM))
+        if self.adaptive:
+            torch._foreach_mul_(grads, sizes)
         torch._foreach_add_(params, grads)
 
 
@@ -111,6 +128,7 @@ class SharpnessAware(MethodPart):
             "local.optimizers.sam": {
                 "_target_": "fedhet.strategies.fedsam.SAM",
                 "rho": "${strategy.sam.rho}",
+                "adaptive": "${strategy.sam.adaptive}",
                 "momentum": "${local.momentum}",
                 "weight_decay": "${local.weight_decay}",
                 "momentum_layers": "${local.momentum_layers}",
@@ -120,7 +138,9 @@ class SharpnessAware(MethodPart):
     requires = MappingProxyType({"local.optimizer": "sam"})
 
     rho: NotNegative = 0.1
-    """radius of the perturbation; 0 is plain SGD. Tune it: .5 is for a ResNet-18"""
+    """radius of the perturbation; 0 is plain SGD. Tune it: .5 is for a ResNet-18, or adaptive"""
+    adaptive: bool = False
+    """the perturbation is relative to each number's size (ASAM, Kwon et al. 2021)"""
 
 
 class FedSAM(Method):

@@ -113,6 +113,11 @@ class OwnTask(Measured, Partitioned):
         functions: Functions | None = None,
         columns: str | None = None,
     ) -> None:
+        if partition.name == "feature_shift":
+            raise ConfigError(
+                "partition=feature_shift shifts the images of fedhet's own image tasks, and "
+                f"task={config.name} has its examples from a function: choose another partition"
+            )
         self.config, self.partition = config, partition
         self.seed, self.num_clients = seed, num_clients
         self.name, self.columns = config.name, columns

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import SetupError
+from fedhet.common.errors import ConfigError, SetupError
 from fedhet.common.metrics import Kind
 from fedhet.tasks.config import AnyConfig, ImageConfig, OwnConfig, TextConfig, read_config
 from fedhet.tasks.examples import Examples
+from fedhet.tasks.feature_shift import FeatureShift, Pixels
 from fedhet.tasks.losses import loss_of, require_logits
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import CONDITIONAL, AnyModel, build_model
@@ -27,6 +28,8 @@ from fedhet.tasks.sources import Split, open_source
 from fedhet.tasks.sources.arrays import Indices
 from fedhet.tasks.tensor_data import ConditionedData, TensorData
 
+Shift = Callable[[Pixels], Pixels]
+SHIFT = "feature_shift"
 SUBSET_STREAM = 2
 TEST_SUBSET_SEED = 0  # the same test examples whatever the run's seed
 
@@ -84,6 +87,11 @@ class Task(Measured, Partitioned):
         self._loss = loss_of("classification", config.loss)
         if partition.name == "site":
             config.require_shared_meaning()
+        if partition.name == SHIFT and not isinstance(config, ImageConfig):
+            raise ConfigError(
+                f"partition={SHIFT} shifts images, and task={config.name} has none: choose another "
+                "partition"
+            )
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
@@ -189,10 +197,19 @@ class Task(Measured, Partitioned):
             train, held_out = self._hold_out(self.train_split, rows, client_id)
             if self.client_names and not self.partition.holdout:
                 held_out = self._own_test(self.client_names[client_id])
-        data = self._tensors(train, device, channels_last)
+        shift = self._shift_of(client_id)
+        data = self._tensors(train, device, channels_last, shift)
         if held_out is None or len(held_out) == 0:
             return data, None
-        return data, self._tensors(held_out, device, channels_last)
+        shift = None if shift is None else partial(shift, part=1)
+        return data, self._tensors(held_out, device, channels_last, shift)
+
+    def _shift_of(self, client_id: int) -> Shift | None:
+        """Return what happens to a client's images; None: nothing."""
+        if self.partition.name != SHIFT:
+            return None
+        seed = self.seed if self.partition.seed is None else self.partition.seed
+        return partial(FeatureShift.of_client(self.partition.options, seed, client_id), part=0)
 
     def test_data(
         self, device: torch.device | str = "cpu", *, channels_last: bool = False
@@ -269,10 +286,17 @@ class Task(Measured, Partitioned):
         kept, held_out = self.held_out_of(rows, client_id, shared=self.partition.name != "site")
         return split.select(kept), split.select(held_out)
 
-    def _tensors(self, split: Split, device: torch.device | str, channels_last: bool) -> TensorData:
+    def _tensors(
+        self,
+        split: Split,
+        device: torch.device | str,
+        channels_last: bool,
+        shift: Shift | None = None,
+    ) -> TensorData:
         kind = ConditionedData if self.config.model in CONDITIONAL else TensorData
+        examples = split.read()
         return kind(
-            split.read(),
+            examples if shift is None else shift(examples),
             split.labels,
             num_classes=self.num_classes,
             transform=self.config.transform,

@@ -101,6 +101,7 @@ RECIPES = [
     (["strategy=fedper", "partition=iid"], 2.0),
     (["strategy=fedrep", "partition=iid"], 2.0),
     (["strategy=lg_fedavg", "partition=iid"], 2.0),
+    (["strategy=fedbn", "task.model=bn_cnn", "partition=feature_shift"], None),
     (["strategy=ditto", "partition=iid"], 2.0),
     (["strategy=apfl", "partition=iid"], 2.0),
     (["strategy=pfedme", "partition=iid"], 2.0),

@@ -141,6 +141,16 @@ class Natural(Partition):
     min_size: Count = Field(1, description="ids with fewer examples are not chosen")
 
 
+class FeatureShift(Partition):
+    """Every client gets a random part of the same size, of images as its own camera takes them."""
+
+    name: Literal["feature_shift"] = Field(description=_PARTITION)  # type: ignore[assignment]
+    brightness: NotNegative = Field(0.3, description="the most that a client's images are lighter")
+    contrast: NotNegative = Field(0.5, description="the most that its contrast's logarithm is off")
+    noise: NotNegative = Field(0.2, description="the most noise, as a standard deviation")
+    rotation: NotNegative = Field(30.0, description="the most degrees by which they are turned")
+
+
 class Site(Partition):
     """Every node reads its own folder, which its node config names."""
 
@@ -156,6 +166,7 @@ AnyPartition = Annotated[
     | Shards
     | DisjointClasses
     | Natural
+    | FeatureShift
     | Site,
     Field(discriminator="name"),
 ]

@@ -24,6 +24,7 @@ ImageModel = Literal[
     "fedavg_cnn",
     "feddw_cnn",
     "gn_cnn",
+    "bn_cnn",
     "maecho_cnn",
     "vgg11",
     "resnet8",

@@ -1,7 +1,12 @@
-"""Tensor selection by name: `all`, `last:2`, `head.*`; for partial methods and personal parts."""
+"""Tensor selection by name: `all`, `last:2`, `head.*`; for partial methods and personal parts.
+
+`norm` stands for the normalisation layers, which are found by the types of the model's modules:
+BatchNorm, InstanceNorm, GroupNorm, LayerNorm and others whose class is named so.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -12,7 +17,9 @@ from torch import Tensor, nn
 from fedhet.common.errors import ConfigError
 
 _TRAVELLING = (torch.float16, torch.float32, torch.float64)
-_SYNTAX = "'all', 'none', 'last:N', 'first:N', or name patterns such as 'head.*,body.fc*'"
+_SYNTAX = "'all', 'none', 'last:N', 'first:N', 'norm', or name patterns such as 'head.*,body.fc*'"
+NORM = "norm"
+_NORMALISES = re.compile(r"Norm(?:[123]d)?$")  # ends of the names of classes
 
 
 def linear_classifier(model: nn.Module, method_does: str) -> nn.Linear:
@@ -35,7 +42,7 @@ class TensorSelector:
 
     Args:
         spec: ``all``; ``none``; ``last:N`` or ``first:N`` tensors (weights and biases counted
-            separately); or comma-separated shell patterns of names.
+            separately); or comma-separated shell patterns of names. ``norm`` is for :meth:`on`.
         key: of the recipe, for the errors.
     """
 
@@ -47,6 +54,11 @@ class TensorSelector:
         kind, _, count = self.spec.partition(":")
         if kind in ("last", "first") and not (count.isdigit() and int(count) > 0):
             raise ConfigError(f"{self.key}={self.spec!r} is not allowed: it must be {_SYNTAX}")
+
+    def on(self, model: nn.Module) -> TensorSelector:
+        """Return the selector with the model's tensors in place of ``norm``."""
+        spec = name_norm_layers(self.spec, model, self.key)
+        return self if spec == self.spec else TensorSelector(spec, self.key)
 
     def select(self, names: Iterable[str]) -> list[str]:
         """Return the selected names in their order; a spec that fits none is a ConfigError."""
@@ -81,6 +93,35 @@ class TensorSelector:
         return ordered[-count:] if kind == "last" else ordered[:count]
 
 
+def name_norm_layers(spec: str, model: nn.Module, key: str) -> str:
+    """Return a selector's text with the names of the model's tensors in place of ``norm``.
+
+    Raises:
+        ConfigError: if the model has no normalisation layer.
+    """
+    parts = [part.strip() for part in spec.split(",")]
+    if NORM not in parts:
+        return spec
+    names = norm_tensors(model)
+    if not names:
+        raise ConfigError(
+            f"{key}={spec}: the model has no normalisation layer with tensors; choose a task.model "
+            "with BatchNorm or GroupNorm (bn_cnn, resnet18_bn), or name tensors"
+        )
+    return ",".join(name for part in parts for name in (names if part == NORM else [part]))
+
+
+def norm_tensors(model: nn.Module) -> list[str]:
+    """Return the names of the normalisation layers' parameters, then of their float buffers."""
+    known = [*(name for name, _ in model.named_parameters()), *float_buffers(model)]
+    inside = tuple(
+        f"{path}." if path else ""
+        for path, module in model.named_modules()
+        if _NORMALISES.search(type(module).__name__) and not any(module.children())
+    )
+    return [name for name in known if name.rpartition(".")[0] + "." in inside]
+
+
 def as_selector(layers: TensorSelector | str, key: str) -> TensorSelector:
     """Return ``layers`` as a selector; a string is the spec of this key."""
     return layers if isinstance(layers, TensorSelector) else TensorSelector(layers, key)
@@ -89,7 +130,7 @@ def as_selector(layers: TensorSelector | str, key: str) -> TensorSelector:
 def trainable_shared(model: nn.Module, personal: TensorSelector) -> list[str]:
     """Return the names of the parameters that travel."""
     names = [name for name, _ in model.named_parameters()]
-    kept = set(personal.select(names))
+    kept = set(personal.on(model).select(names))
     return [name for name in names if name not in kept]
 
 
@@ -117,6 +158,7 @@ def shared_names(model: nn.Module, personal: TensorSelector) -> list[str]:
 
 def personal_names(model: nn.Module, personal: TensorSelector) -> list[str]:
     """Return the names that stay at a client: parameters, then floating-point buffers."""
+    personal = personal.on(model)
     kept = personal.select(name for name, _ in model.named_parameters())
     return kept + personal.select_buffers(float_buffers(model))
 
@@ -132,7 +174,7 @@ def fixed_names(model: nn.Module, personal: str, trained: Sequence[str]) -> list
     if not trained:
         return []
     names = [name for name, _ in model.named_parameters()]
-    moved = {name for layers in trained for name in TensorSelector(layers).select(names)}
+    moved = {name for layers in trained for name in TensorSelector(layers).on(model).select(names)}
     return [n for n in personal_names(model, TensorSelector(personal)) if n not in moved]
 
 

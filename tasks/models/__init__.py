@@ -14,7 +14,7 @@ from torch import nn
 
 from fedhet.common.errors import ConfigError, require_choice
 from fedhet.tasks.models.bilstm import bilstm
-from fedhet.tasks.models.convolutional import fedavg_cnn, feddw_cnn, gn_cnn, maecho_cnn
+from fedhet.tasks.models.convolutional import bn_cnn, fedavg_cnn, feddw_cnn, gn_cnn, maecho_cnn
 from fedhet.tasks.models.cvae import CVAE, cvae
 from fedhet.tasks.models.frozen import frozen_resnet18, frozen_resnet34
 from fedhet.tasks.models.lora import add_adapters
@@ -37,6 +37,7 @@ ON_IMAGES: dict[str, Callable[..., Model]] = {
     "fedavg_cnn": fedavg_cnn,
     "feddw_cnn": feddw_cnn,
     "gn_cnn": gn_cnn,
+    "bn_cnn": bn_cnn,
     "maecho_cnn": maecho_cnn,
     "vgg11": vgg11,
     "resnet8": resnet8,

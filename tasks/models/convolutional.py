@@ -1,6 +1,9 @@
-"""Plain convolutional networks: of FedAvg, FedDW and MA-Echo, and one with GroupNorm."""
+"""Plain convolutional networks: of FedAvg, FedDW and MA-Echo, and two that normalise."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
@@ -61,11 +64,25 @@ def gn_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> M
 
     Three strided convolutions and the mean over the image: our own, for many rounds on a CPU.
     """
+    return _strided_cnn(input_shape, num_classes, partial(nn.GroupNorm, 2), head_bias)
+
+
+def bn_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
+    """Return gn_cnn with BatchNorm, for methods that keep it at the clients (FedBN)."""
+    return _strided_cnn(input_shape, num_classes, nn.BatchNorm2d, head_bias)
+
+
+def _strided_cnn(
+    input_shape: Shape,
+    num_classes: int,
+    norm: Callable[[int], nn.Module],
+    head_bias: bool | None,
+) -> Model:
     layers: list[nn.Module] = []
     channels, size = input_shape[0], 5
     for wide in (32, 64, 128):
         layers.append(nn.Conv2d(channels, wide, size, stride=2, padding=size // 2, bias=False))
-        layers += [nn.GroupNorm(2, wide), nn.ReLU(inplace=True)]
+        layers += [norm(wide), nn.ReLU(inplace=True)]
         channels, size = wide, 3
     body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return Model(body, channels, num_classes, head_bias=head_bias is not False)

@@ -25,6 +25,7 @@ FLAVOURS: dict[str, dict[str, Any]] = {
     "shards": {"shards_per_client": 2},
     "disjoint_classes": {"sets": None},
     "natural": {"min_size": 1},
+    "feature_shift": {"brightness": 0.3, "contrast": 0.5, "noise": 0.2, "rotation": 30.0},
     "site": {},
 }
 
@@ -62,6 +63,8 @@ class PartitionConfig:
         options = defaults | {key: partition[key] for key in defaults if key in partition}
         if "alpha" in options:
             require_range("partition.alpha", options["alpha"], open_low=True)
+        for key in FLAVOURS["feature_shift"].keys() & options.keys():
+            require_range(f"partition.{key}", options[key])
         for key in {"min_size", "group_size", "shards_per_client", "classes"} & options.keys():
             require_whole(f"partition.{key}", options[key], low=1)
         return cls(name, float(holdout), partition.get("seed"), options)

@@ -42,7 +42,7 @@ def draw_rows(
 ) -> list[Indices]:
     """Return the rows of every client."""
     rows = np.arange(len(labels))
-    if config.name == "iid":  # Flower's partitioner cuts the table in its order
+    if config.name in ("iid", "feature_shift"):  # Flower's partitioner cuts the table in its order
         rows = np.random.default_rng(seed).permutation(rows)
     if config.name == "natural":
         rows = _choose_groups(config, groups, num_clients, seed)
@@ -77,7 +77,7 @@ def build_partitioner(config: PartitionConfig, num_clients: int, seed: int) -> P
     if config.name in OURS:
         return OURS[config.name](num_clients, seed=seed, **options)
     match config.name:
-        case "iid":
+        case "iid" | "feature_shift":
             return IidPartitioner(num_clients)
         case "pathological" if options["equal_sizes"]:
             return FewClassesPartitioner(num_clients, options["classes"], seed=seed)

@@ -50,9 +50,9 @@ def server_side(kind: type[MethodPart], /, **given: Any) -> Any:
     return parts_of(kind, **given).server_sides[kind.name]
 
 
-def sam(rho: float, weight_decay: float = 0.0) -> SAM:
+def sam(rho: float, weight_decay: float = 0.0, *, adaptive: bool = False) -> SAM:
     """Return SAM's optimizer without momentum."""
-    return SAM(rho, 0.0, weight_decay, "all")
+    return SAM(rho, adaptive, 0.0, weight_decay, "all")
 
 
 def per_fedavg(

@@ -233,6 +233,25 @@ def test_fednova_refuses_what_three_steps_of_a_tenth_cannot_reach(reach):
         server.check(reply(reach))
 
 
+ONE = torch.ones(1, dtype=torch.float64)
+
+
+def test_fednovas_shares_are_exact_in_double_precision():
+    """A round of float32 shares is within 2^-22 of it: by so much fedhet 0.1.0 may differ."""
+    sizes = [1, 3, 7, 1000003, 77777, 123]
+    replies = [
+        Reply(i, n, 2, 0.2, {"w": torch.ones(1, dtype=torch.float64)}, {REACH: {"reach": ONE}})
+        for i, n in enumerate(sizes)
+    ]
+    found = NormalizedMean()({"w": torch.zeros(1)}, replies)["w"].item()
+    assert found == pytest.approx(1.0, abs=4e-16)
+    rounded = torch.tensor([float(n) for n in sizes])
+    shares = (rounded / rounded.sum()).double()
+    assert 0.0 < abs(float(shares.sum()) - 1.0) < 2.0**-22
+    for share, size in zip(shares.tolist(), sizes, strict=True):
+        assert share == pytest.approx(size / sum(sizes), rel=2.0**-22)
+
+
 def test_fednova_counts_each_tensors_own_steps_and_leaves_untrained_ones():
     """Names in alphabetical order: a (1 and 3 steps), b (none and 2)."""
 

@@ -20,6 +20,39 @@ def test_a_step_by_hand():
     assert loss.item() == pytest.approx(6.5)  # f(3, 1)
 
 
+def test_an_adaptive_step_by_hand():
+    """|w| g = (9, 4) there, of length sqrt(97): with rho sqrt(97), e = w^2 g = (27, 4)."""
+    batch = (torch.tensor([[1.0, 0.0], [0.0, 4.0]]), torch.zeros(2))
+    start, optimizer = torch.tensor([3.0, 1.0]), sam(rho=97**0.5, adaptive=True)
+    end, _, [(at, grad)] = drive(optimizer, itertools.repeat(batch), start, lr=0.1)
+    torch.testing.assert_close(grad, torch.tensor([30.0, 20.0]))  # at (30, 5)
+    assert torch.equal(at, start)
+    torch.testing.assert_close(end, torch.tensor([0.0, -1.0]))
+
+
+def test_an_adaptive_perturbation_does_not_depend_on_how_layers_are_scaled():
+    """(a, b) and (7 a, b / 7) are one function a b: the losses at the top are the same."""
+    tops = []
+    for scale in (1.0, 7.0):
+        params = {"a": torch.tensor([2.0 * scale]), "b": torch.tensor([3.0 / scale])}
+        params = {name: value.requires_grad_() for name, value in params.items()}
+        losses = []
+
+        def backward(batch, params=params, losses=losses):
+            for param in params.values():
+                param.grad = None
+            loss = (params["a"] * params["b"] - 1.0).square().sum()
+            loss.backward()
+            losses.append(loss.item())
+            return loss.detach()
+
+        optimizer = sam(rho=0.5, adaptive=True)
+        optimizer.start(params, lr=0.1)
+        optimizer.step(lambda: None, backward, lambda: None)
+        tops.append(losses[1])
+    assert tops[1] == pytest.approx(tops[0], rel=1e-5)
+
+
 def test_the_norm_is_over_all_tensors_and_what_has_no_gradient_stays():
     """Of two scalars with gradients 3 and 4: e = rho (.6, .8); by tensor it would be rho (1, 1)."""
     params = {

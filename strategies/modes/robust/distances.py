@@ -19,6 +19,7 @@ def squared_distances(vectors: Sequence[Tensors]) -> Tensor:
         for _, values in blocks_of(vectors, name):
             values = values.double()
             products += (values @ values.T).cpu()
+    products = (products + products.T) / 2  # BLAS may round (i, j) and (j, i) differently
     squares = products.diagonal()
     found = (squares[:, None] + squares[None, :] - 2 * products).clamp_min_(0.0)
     return found.fill_diagonal_(0.0)

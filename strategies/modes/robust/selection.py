@@ -9,8 +9,9 @@ the n clients may be hostile. Krum takes the client with the least score, Multi-
 of the m clients with the least scores. Bulyan takes theta = n - 2 f clients by Krum, one after the
 other from the rest, and then at every coordinate the mean of the theta - 2 f values closest to the
 chosen clients' median. (Its paper does not say what Krum does when fewer than f + 3 clients are
-left; here, as in Flower, a score then has one neighbour. Flower's Bulyan takes all theta from one
-list of scores.)
+left; here, as in Flower, a score then has one neighbour. The last picks are then ties: the two
+clients closest to each other have the same least score, and the one with the lower number is taken.
+Flower's Bulyan takes all theta from one list of scores.)
 
 Distances compare whole replies (distances.py): the update, and the payloads scaled to it. So the
 rules also leave out a client that lies only in a payload. All groups of a chosen client count.

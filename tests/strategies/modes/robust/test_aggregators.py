@@ -16,7 +16,7 @@ from fedhet.strategies.modes.robust.coordinates import Median, TrimmedMean
 from fedhet.strategies.modes.robust.distances import squared_distances
 from fedhet.strategies.modes.robust.fltrust import FLTrust
 from fedhet.strategies.modes.robust.geometric_median import GeometricMedian
-from fedhet.strategies.modes.robust.selection import Bulyan, Krum, MultiKrum
+from fedhet.strategies.modes.robust.selection import Bulyan, Krum, MultiKrum, closest
 from fedhet.strategies.round.reply_fold import Weights, sum_of
 
 SHAPES = {"body.weight": (5, 3), "head.bias": (4,)}
@@ -136,6 +136,19 @@ def test_bulyan_by_brute_force():
     aggregator = Bulyan(attackers=f)
     np.testing.assert_allclose(flat(combined(aggregator, replies_of(vectors)).update), expected)
     assert aggregator.trust == {i: float(i in chosen) for i in range(8)}
+
+
+def test_distances_are_symmetric_so_that_bulyans_last_picks_are_ties():
+    """Of three clients that are left, two are closest to each other; scores have one neighbour."""
+    for seed in range(300):
+        vectors = drawn(11, seed=seed)
+        distances = squared_distances([{"x": torch.from_numpy(one)} for one in vectors])
+        assert torch.equal(distances, distances.T)
+        left = [0, 4, 7]
+        of_left = distances[left][:, left]
+        first = closest(of_left, attackers=2)[0]
+        nearest = min((0, 1), (0, 2), (1, 2), key=lambda pair: of_left[pair])
+        assert first == nearest[0], "the lower number of the two"
 
 
 def test_the_geometric_median_is_the_minimum():
