@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from flwr.client import NumPyClient
+from flwr.common import NDArrays, Scalar
 from flwr.common.logger import log
-from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -119,7 +119,7 @@ class FederatedClient(NumPyClient):
         sides: Mapping[str, ClientSide],
         store: ClientStateStore,
     ) -> FederatedClient:
-        """Return another client on the same model, cleared of what this one left in it.
+        """Return another client on the same model, without what this client left in it.
 
         Optimizer and sides must be like this one's: they are not checked again.
         """
@@ -176,14 +176,14 @@ class FederatedClient(NumPyClient):
             "penalty" and "penalty-share" of the objective (means, if there are penalties), the
             sides' measurements, and if asked for the scores of x and of y_i.
         """
-        trained = self.train(parameters, config)
+        num_examples, metrics = self.train(parameters, config)
         self.save_state(config)
-        return trained
+        return self.get_parameters(config), num_examples, metrics
 
     def train(
         self, parameters: NDArrays, config: dict[str, Scalar]
-    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Do what ``fit`` does, but leave the client state in ``state``."""
+    ) -> tuple[int, dict[str, Scalar]]:
+        """Do what ``fit`` does, but leave y_i in the model and the client state in ``state``."""
         round = int(config["round"])
         experiment = str(config.get("experiment", "experiment"))
         version = int(config.get("state-round", 0))
@@ -230,7 +230,15 @@ class FederatedClient(NumPyClient):
         if config.get("evaluate-trained", False):
             with self._own_model(context):
                 metrics |= self._evaluate_own()
-        return self.get_parameters(config), summary.num_examples, metrics
+        return summary.num_examples, metrics
+
+    @torch.no_grad()
+    def change_since(self, received: Tensors) -> dict[str, Tensor]:
+        """Return y_i - x of the shared tensors, in host memory; ``received`` is x."""
+        return {
+            name: torch.sub(self._tensors[name].cpu(), x, out=torch.empty_like(x))
+            for name, x in ((name, received[name]) for name in self.shared_names)
+        }
 
     def save_state(self, config: Mapping[str, Scalar]) -> None:
         """Store ``state``, if there is any, as the version of the config's round."""

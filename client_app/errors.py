@@ -11,26 +11,28 @@ import traceback
 from collections.abc import Iterator
 
 from fedhet.common.errors import SetupError
+from fedhet.common.outside import no_exit
+
+# What runs the user's functions and modules, whose errors may quote the data.
+_READS_DATA = ("fedhet.tasks.", "fedhet.common.outside.", "fedhet.common.text_files.")
 
 
 class SiteError(RuntimeError):
     """An error at a site; the message is what the server may know of it."""
 
 
-_READS_DATA = ("fedhet.tasks.", "fedhet.common.text_files.")
-
-
 @contextlib.contextmanager
 def kept_at_site() -> Iterator[None]:
     """Raise a SiteError in the place of each error; its cause, in the site's log, says the rest."""
     try:
-        yield
+        with no_exit("the user's code"):
+            yield
     except Exception as error:
         raise SiteError(told(error)) from error
 
 
 def told(error: Exception) -> str:
-    """Return fedhet's own text, if the error is not of what reads the data; else type and place.
+    """Return fedhet's own text unless the error comes from reading data; else type and place.
 
     Of the system's errors fedhet writes the text, too: a file, and what is wrong with its disk.
     """

@@ -1,4 +1,4 @@
-"""ClientRuntime: what the clients of one process share, and the clients that it builds."""
+"""ClientRuntime: builds the clients of one process, and holds what they share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from torch import nn
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.messages import trained, without_state
+from fedhet.client_app.site_policy import POLICY, SitePolicy
 from fedhet.client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
+from fedhet.client_app.trainable import why_not
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import stamp
 from fedhet.conf import (
@@ -56,8 +58,8 @@ ATTACK = "attack"  # the name of a hostile client's last side
 class ClientRuntime:
     """What the clients of one process share, built once and not for every message.
 
-    Optimizer and sides are prototypes of which every client gets copies. The clients use the model
-    one after the other; ``client`` is the last. Examples are cached, up to ``_CACHE_BYTES``.
+    Optimizer and sides are prototypes; every client gets copies. The clients use the model one
+    after the other; ``client`` is the last. Examples are cached, up to ``_CACHE_BYTES``.
 
     Args:
         recipe: composed.
@@ -143,15 +145,28 @@ class ClientRuntime:
             self._cached_bytes += size
         return data, held_out
 
-    def client_for(self, context: Context, message: Message) -> FederatedClient:
-        """Return the client that a node plays, ready for a message."""
+    def why_not_train(self, client_id: int, site_folder: Path | None) -> str:
+        """Return why a client must fail to train; empty if nothing speaks against it."""
+        data, _ = self.client_data(client_id, site_folder)
+        return why_not(self.model, data, self.options, self.optimizer)
+
+    def client_for(
+        self, context: Context, message: Message, policy: SitePolicy | None = None
+    ) -> FederatedClient:
+        """Return the client that a node plays, ready for a message; its replies obey ``policy``."""
         client_id = client_id_of(context, self.num_clients)
         torch.set_num_threads(self.client_cpus)
         site = site_folder(context)
-        return self._client(client_id, self._store(context, message, client_id), site, message)
+        store = self._store(context, message, client_id)
+        return self._client(client_id, store, site, message, policy)
 
     def _client(
-        self, client_id: int, store: ClientStateStore, site: Path | None, asked: Message | None
+        self,
+        client_id: int,
+        store: ClientStateStore,
+        site: Path | None,
+        asked: Message | None,
+        policy: SitePolicy | None = None,
     ) -> FederatedClient:
         """Return a client; a hostile one attacks if ``asked``."""
         data: ClientData
@@ -161,6 +176,8 @@ class ClientRuntime:
             attack = copy.copy(self.attack)
             attack.benign = partial(self._benign, client_id, asked)
             data, sides[ATTACK] = attack.data(data), attack
+        if policy is not None:
+            sides[POLICY] = policy.side(data, held_out, self.task)
         if self.client is None:
             self.client = FederatedClient(
                 client_id=client_id,

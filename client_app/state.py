@@ -93,9 +93,9 @@ class ContextStateStore:
 class FolderStateStore:
     """Stores in a folder that outlives the process and the run.
 
-    Files: ``<folder>/<experiment>/client-<id>/round-<t>.safetensors``, written atomically. One that
-    is damaged, or of another client, round or run, is renamed to ``round-<t>.damaged``: it is lost.
-    One that cannot be read now stays, and costs the round.
+    Files: ``<folder>/<experiment>/client-<id>/round-<t>.safetensors``, written atomically. A file
+    that is damaged, or belongs to another client, round or run, is lost: it is renamed to
+    ``round-<t>.damaged``. A file that cannot be read now stays, and the client misses the round.
     """
 
     def __init__(self, folder: Path, client_id: int) -> None:

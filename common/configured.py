@@ -47,7 +47,7 @@ class Refers:
 
 @dataclass(frozen=True)
 class InCode:
-    """Marks a field that is given in code alone: no recipe has it, and nothing checks it."""
+    """Marks a field that only code can set: no recipe has it, and nothing checks it."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class Option(Configured):
     Attributes:
         group: such as strategy/aggregator.
         option: its name there; a class without one is a base of others.
-        variants: in place of ``option``, where several options build the class: by name, the
-            values that each has in place of the class's defaults.
+        variants: replaces ``option`` if several options build the class: by name, the values that
+            each has in place of the class's defaults.
     """
 
     group: ClassVar[str] = ""
@@ -161,7 +161,7 @@ def _field(name: str, hint: Any, default: Any) -> Field:
 
 
 def section_of(field: Field) -> type[Configured] | None:
-    """Return the class of a field that is a section of its own, with its own parameters."""
+    """Return the class of a field that is a section with its own parameters."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Configured) else None
 

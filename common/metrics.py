@@ -229,7 +229,7 @@ def row_key(name: str) -> str:
 
 
 def measured_where(values: Mapping[str, Any]) -> str:
-    """Return CLIENT for what is measured at the clients alone, without test examples here."""
+    """Return CLIENT if only clients measure, because the server has no test examples."""
 
     def is_measured(where: str) -> bool:
         names = (MetricName(name, where) for name in ("accuracy", "loss"))
@@ -241,7 +241,7 @@ def measured_where(values: Mapping[str, Any]) -> str:
 def shown_metrics(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a row or summary, without accuracy, loss and classes.
 
-    The server's, or the clients' where they alone have measured anything.
+    The server's metrics, or the clients' if only they measured anything.
     """
     where = measured_where(values)
     known = (*METRICS, *(values.get(OWN) or ()))
@@ -269,9 +269,9 @@ def own_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def metric_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return each metric's last value, and its best value as ``best_<name>``.
 
-    Of the server's evaluation and of the clients', without accuracy and loss. A metric that the
-    last evaluation has no value of has no last one: an older one is of another model. One of the
-    user's own has no best one: nobody has said which values are better.
+    Covers the server's evaluation and the clients', without accuracy and loss. If the last
+    evaluation lacks a metric, it has no last value, because an older one belongs to another model.
+    The user's own metrics have no best value, because nobody said which values are better.
     """
     last: dict[str, float] = {}
     best: dict[str, float] = {}

@@ -44,9 +44,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 CLASS_COUNTS = "class_counts.json"  # in a simulation: who holds which classes
 PERSONAL_ACCURACY = "personal_accuracy"  # of the clients' own models on their own examples
 AT_CLIENTS = ("client_accuracy", "client_loss")  # on what they hold out (evaluation.clients)
+_FAILURE = re.compile(r"client (\d+): (.*)", re.DOTALL)  # in a row
+_SHOWN_CLIENTS = 10
 _SYNC_SECONDS = 1.0  # a sync takes 2 ms: more than a short round
 
 
@@ -162,7 +165,7 @@ class ResultsFolder:
 class ResultsFollower:
     """Reads a results directory while its run writes it.
 
-    It does not report what was there before, which belongs to the run that is resumed.
+    It ignores earlier content, which belongs to the run that is resumed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -230,6 +233,25 @@ def _rows_of(lines: bytes, path: Path) -> list[Row]:
     return rows
 
 
+def said_once(failures: Iterable[str]) -> list[str]:
+    """Return a round's failures with each reason once, beside the clients that have it."""
+    clients: dict[str, list[str]] = {}
+    for failure in failures:
+        found = _FAILURE.fullmatch(failure)
+        name, reason = found.groups() if found else ("", failure)
+        clients.setdefault(reason, []).append(name)
+    return [f"{_named(names)}{reason}" for reason, names in clients.items()]
+
+
+def _named(clients: Sequence[str]) -> str:
+    if not clients[0]:  # a failure that is of no client
+        return ""
+    if len(clients) == 1:
+        return f"client {clients[0]}: "
+    more = ", ..." if len(clients) > _SHOWN_CLIENTS else ""
+    return f"{len(clients)} clients ({', '.join(clients[:_SHOWN_CLIENTS])}{more}): "
+
+
 def write_rows(path: Path, rows: list[Row]) -> None:
     """Write a file of JSON lines, whole or not at all."""
     save_text(path, "".join(map(_line, rows)))
@@ -241,7 +263,7 @@ def rows_sha256(rows: Iterable[Row]) -> str:
 
 
 def fits_rows(summary: Mapping[str, Any], rows: Iterable[Row]) -> bool:
-    """Return whether a summary.json belongs to these rows, or does not say to which."""
+    """Return whether a summary.json belongs to these rows, or does not say which rows."""
     return summary.get("metrics_sha256") in (None, rows_sha256(rows))
 
 

@@ -20,7 +20,7 @@ from fedhet.common.metrics import (
     own_names,
     row_name,
 )
-from fedhet.conf.project import is_function_name
+from fedhet.common.outside import is_name
 from fedhet.conf.schema import FIGURES
 
 _SWITCHES = {CLIENT: "evaluation.clients", RECEIVED: "evaluation.received"}
@@ -71,15 +71,15 @@ def check_metrics(values: Mapping[str, Any]) -> None:
 def _check_own(word: str, words: Sequence[str]) -> None:
     """Refuse a function that cannot be found, or whose name says something else in rows."""
     start, name = f"evaluation.metrics={word}", row_name(word)
-    if not is_function_name(word) or not name.isidentifier():
+    if not is_name(word) or not name.isidentifier():
         raise ConfigError(
             f"{start} names no function: write package.module:function, such as "
             "my_project.metrics:within_ten_percent"
         )
     if is_taken(name):
         raise ConfigError(
-            f"{start}: rows of metrics.jsonl or summary.json have {name}, or names that begin like "
-            "it, already, and a metric has its function's name; rename the function"
+            f"{start}: a metric has its function's name, but metrics.jsonl or summary.json already "
+            f"use {name}, or names that begin with it; rename the function"
         )
     if same := [one for one in words if one != word and row_name(one) == name]:
         raise ConfigError(
@@ -91,17 +91,17 @@ def _check_direction(values: Mapping[str, Any]) -> None:
     """Refuse to go by a metric of the user's own without being told which values are better."""
     own, stopping = own_names(values["evaluation"]["metrics"]), values["early_stopping"]
     metric, best = stopping["metric"], values["checkpoint"]["best"]
-    told = "say early_stopping.mode=max (larger values are better) or min"
+    told = "set early_stopping.mode=max (larger values are better) or min"
     if isinstance(best, str) and best != metric and MetricName.read(best).name in own:
         raise ConfigError(
-            f"checkpoint.best={best} goes by a function of yours: set checkpoint.best=true and "
+            f"checkpoint.best={best} is your own function: set checkpoint.best=true and "
             f"early_stopping.metric={best}, and {told}"
         )
     goes_by = stopping["patience"] is not None or best in (True, metric)
     if goes_by and MetricName.read(metric).name in own and stopping["mode"] == "auto":
         raise ConfigError(
-            f"early_stopping.metric={metric} goes by a function of yours, and "
-            f"early_stopping.mode=auto knows fedhet's own metrics alone: {told}"
+            f"early_stopping.metric={metric} is your own function, but "
+            f"early_stopping.mode=auto knows only fedhet's metrics: {told}"
         )
 
 
@@ -146,7 +146,7 @@ def _sent(strategy: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 def hides_scores(strategy: Mapping[str, Any]) -> str | None:
     """Return what keeps a single client's scores from the server, as a word; None: nothing."""
     privacy = strategy.get("differential_privacy") or {}
-    if str(privacy.get("_target_")).endswith(".mechanisms.Local"):
+    if str(privacy.get("_target_")).endswith(".differential_privacy.Local"):
         return _LOCAL
     return "strategy/secure_aggregation" if strategy.get("secure_aggregation") else None
 
@@ -181,8 +181,8 @@ def _check_stopping(values: Mapping[str, Any]) -> None:
     name = MetricName.read(values["early_stopping"]["metric"] if best is True else str(best))
     if best and name.where == RECEIVED:
         raise ConfigError(
-            f"checkpoint.best={chosen} goes by {name}, which is measured on the model before a "
-            "round and not on the one that is kept: choose another metric, such as "
+            f"checkpoint.best={chosen} goes by {name}, which is measured before the round and not "
+            "on the model that is kept: choose another metric, such as "
             f"{replace(name, where=CLIENT)}"
         )
     if best and evaluation["model"] == "clients":

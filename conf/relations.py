@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.common.errors import ConfigError, require_choice
+from fedhet.common.configured import shown
+from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.conf.catalogue import method_of
 from fedhet.conf.metrics import check_metrics
 from fedhet.conf.mistakes import option_of_target
@@ -26,11 +27,25 @@ HUB_EXAMPLES = {
     "zh-plus/tiny-imagenet": 100_000,
 }
 _DIGITS = 1_797
+# Keys that only act beside others: what these are when they do not.
+_IDLE: Mapping[str, Mapping[str, Any]] = {
+    "calibration.bins": {"calibration.alphas": []},
+    "calibration.temperature_share": {"calibration.alphas": []},
+    "diagnostics.cka_clients": {"diagnostics.cka": "none"},
+    "diagnostics.cka_every": {"diagnostics.cka": "none"},
+    "diagnostics.cka_examples": {"diagnostics.cka": "none"},
+    "early_stopping.metric": {"early_stopping.patience": None, "checkpoint.best": False},
+    "early_stopping.min_delta": {"early_stopping.patience": None},
+    "early_stopping.mode": {"early_stopping.patience": None, "checkpoint.best": False},
+    "initial_model.layers": {"initial_model.path": None},
+    "local.momentum_layers": {"local.momentum": 0},
+}
 
 
 def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     """Refuse values that contradict each other; ``values`` are the checked, resolved ones."""
     check_slots(values["strategy"])
+    _check_methods(values["strategy"])
     check_requirements(recipe)
     _check_length(values["local"])
     _check_optimizer(values["local"])
@@ -41,8 +56,23 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     check_metrics(values)
     _check_calibration(values)
     _check_runtime(values["runtime"])
+    _check_policy(values)
     _check_attack(values)
     _check_system(values)
+
+
+def without_effect(words: Iterable[str], recipe: DictConfig) -> list[str]:
+    """Return a line for each override that changes nothing in this recipe's run."""
+    lines = []
+    for key in (word.lstrip("+").partition("=")[0] for word in words):
+        idle = _IDLE.get(key, {})
+        if key.startswith("local.optimizers."):
+            chosen = str(recipe.local.optimizer)
+            idle = {"local.optimizer": chosen} if key.split(".")[2] != chosen else {}
+        if idle and all(OmegaConf.select(recipe, name) == value for name, value in idle.items()):
+            others = " and ".join(f"{name}={shown(value)}" for name, value in idle.items())
+            lines.append(f"{key} has no effect with {others}")
+    return lines
 
 
 def _check_system(values: Mapping[str, Any]) -> None:
@@ -50,22 +80,30 @@ def _check_system(values: Mapping[str, Any]) -> None:
     runtime, asynchronous = values["runtime"], values["strategy"]["asynchronous"]
     if values["system"] is not None and not runtime["simulation"]:
         raise ConfigError(
-            f"system simulates slow and absent clients, and those of runtime={runtime['name']} are "
-            "real: set system=none"
+            "system simulates slow and absent clients, but the clients of "
+            f"runtime={runtime['name']} are real: set system=none"
             + (" (beside strategy=fedbuff or fedasync, too)" if asynchronous is not None else "")
         )
     on_real_clock = not runtime["simulation"] or runtime["name"] == "flower"
     if asynchronous is not None and values["system"] is None and not on_real_clock:
         raise ConfigError(
-            "strategy.asynchronous: who finishes first is what a simulated system says: set "
-            "system=lognormal (or constant, day_night, trace). Without one, replies count as they "
-            "arrive, which runtime=deployment and runtime=flower have"
+            "strategy.asynchronous needs a simulated system, which says who finishes first: set "
+            "system=lognormal (or constant, day_night, trace). Only runtime=deployment and "
+            "runtime=flower can count replies as they arrive"
         )
 
 
 def joined_methods(methods: Iterable[Any]) -> str:
     """Return the name of the method, or of the composition in alphabetical order."""
     return "+".join(sorted(str(name) for name in methods)) or "fedavg"
+
+
+def _check_methods(strategy: Mapping[str, Any]) -> None:
+    if not strategy["methods"]:
+        raise ConfigError(
+            "strategy=[] names no method: write strategy=fedavg, or another one of "
+            "`fedhet --help`; strategy=[a,b] combines two"
+        )
 
 
 def check_slots(strategy: Mapping[str, Any]) -> None:
@@ -88,7 +126,7 @@ def check_requirements(recipe: DictConfig) -> None:
             found = OmegaConf.select(recipe, key)
             if found != needed:
                 name, found, needed = _as_written(key, found, needed)
-                raise ConfigError(f"{name}={found}, and strategy={method} needs {name}={needed}")
+                raise ConfigError(f"{name}={found}, but strategy={method} needs {name}={needed}")
 
 
 def _as_written(key: str, found: Any, needed: Any) -> tuple[str, Any, Any]:
@@ -110,7 +148,10 @@ def _check_length(local: Mapping[str, Any]) -> None:
 
 def _check_optimizer(local: Mapping[str, Any]) -> None:
     """Refuse an unknown local optimizer, and settings that it does not have."""
-    name = require_choice("local.optimizer", local["optimizer"], local["optimizers"])
+    name, known = local["optimizer"], sorted(local["optimizers"])
+    if name not in known:
+        near = did_you_mean(str(name).lower(), known)
+        raise ConfigError(f"local.optimizer={name} is unknown{near}; allowed: {', '.join(known)}")
     own = local["optimizers"][name]
     for setting in ("momentum", "weight_decay"):
         if local[setting] and setting not in own:
@@ -203,14 +244,14 @@ def _check_calibration(values: Mapping[str, Any]) -> None:
     holdout = values["partition"].get("holdout", 0.0)
     if not holdout:
         raise ConfigError(
-            f"{start}clients calibrate on held-out examples, and partition.holdout={holdout}: "
+            f"{start}clients calibrate on held-out examples, but partition.holdout={holdout}: "
             "set it to 0.1, or calibration.alphas=[]"
         )
     for group in ("secure_aggregation", "differential_privacy"):
         if values["strategy"].get(group):
             raise ConfigError(
-                f"{start}every client sends a histogram in the clear, and strategy/{group} "
-                f"forbids that; set calibration.alphas=[], or strategy/{group}=none"
+                f"{start}every client sends an unprotected histogram, which strategy/{group} "
+                f"forbids; set calibration.alphas=[], or strategy/{group}=none"
             )
 
 
@@ -220,6 +261,16 @@ def _check_runtime(runtime: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"runtime.num_cpus={cpus} is less than runtime.client_cpus={each}: set it to at least "
             f"{each}, or null"
+        )
+
+
+def _check_policy(values: Mapping[str, Any]) -> None:
+    """Refuse the policy of simulated sites where there are real ones, which have their own."""
+    if values["site"]["policy"] is not None and not values["runtime"]["simulation"]:
+        raise ConfigError(
+            f"site.policy={shown(values['site']['policy'])} is for simulations, and the sites of "
+            f"runtime={values['runtime']['name']} have their own: set site.policy=null, and "
+            "--node-config 'policy=\"/path\"' at a site"
         )
 
 

@@ -48,7 +48,7 @@ def _current_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise ConfigError("the current folder is no more: go to another and start again") from None
+        raise ConfigError("the current folder does not exist any more: go to another") from None
 
 
 def say_error(command: str, error: Exception | str) -> None:
@@ -63,6 +63,12 @@ def parser_of(command: str, documentation: str | None) -> argparse.ArgumentParse
         description=documentation,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add ``--trust``, by which the user vouches for the code that the runs' recipes name."""
+    trust = "import any code that the recipe names: you vouch for whoever made the folder"
+    parser.add_argument("--trust", action="store_true", help=trust)
 
 
 def at_least(low: int) -> Callable[[str], int]:
@@ -124,5 +130,6 @@ conformal = _console_script("fedhet.tools.conformal.command")
 evaluate = _console_script("fedhet.tools.evaluate")
 export = _console_script("fedhet.tools.export")
 partition = _console_script("fedhet.tools.partition")
+policy = _console_script("fedhet.tools.policy")
 report = _console_script("fedhet.report.command")
 watch = _console_script("fedhet.report.live")

@@ -142,7 +142,7 @@ def load_weights(
             of it, or the model's frozen weights are not those of the run.
     """
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model={model!r} is no nn.Module: make one of it first")
+        raise ConfigError(f"model={model!r} is not an nn.Module: build one first")
     path = expanded(str(folder), "folder") / (BEST if best else MODEL_FILE)
     if best and path.parent.is_dir() and not path.exists():
         raise ConfigError(f"{path} does not exist: the run had no checkpoint.best=true")
@@ -260,8 +260,8 @@ def _parameters(method: Configured) -> dict[str, Any]:
         field, value = known[name], getattr(method, name)
         if field.in_code:
             raise ConfigError(
-                f"{type(method).__name__}({name}=...) cannot be taken into an app: name what it "
-                "says in settings, such as {'strategy/aggregator': 'median'} (docs/keys.md)"
+                f"{type(method).__name__}({name}=...) cannot be part of an app: use settings "
+                "instead, such as {'strategy/aggregator': 'median'} (docs/keys.md)"
             )
         if isinstance(value, Configured):
             found |= _section(value, field.default)

@@ -19,8 +19,9 @@ from fedhet.common.checksums import CLIENT_STATE, MODEL, require_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.files import expanded
 from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, read_summary
-from fedhet.conf import method_name
+from fedhet.conf import method_name, plain_part
 from fedhet.conf.build import strategy_parts
+from fedhet.conf.trust import require_trust
 from fedhet.server_app.initial_model import fixed_tensors
 from fedhet.server_app.listeners.best_model import BEST
 from fedhet.strategies.base import ClientSide, LocalContext
@@ -32,12 +33,17 @@ from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
 
 MODEL_FILE = "model.safetensors"
+_TRUST = "add --trust (in Python fedhet.conf.trust.trust(FOLDER))"
 
 
 def recipe_of(folder: Path) -> DictConfig:
     """Return the recipe that a run has written, with the keys of today.
 
     Where it has clients=0, they are as many as have registered.
+
+    Raises:
+        ConfigError: if the folder holds no run, or its recipe names code that nobody vouches for
+            (``trust`` of conf/trust.py does).
     """
     folder = expanded(str(folder), "folder")
     if not (folder / CONFIG).is_file():
@@ -53,7 +59,9 @@ def recipe_of(folder: Path) -> DictConfig:
     recipe = {str(key): value for key, value in plain.items()}
     if not recipe.get("clients"):
         recipe["clients"] = int(summary.get("clients", 0))
-    return OmegaConf.create(recipe)
+    found = OmegaConf.create(recipe)
+    require_trust(folder, found, summary, f"{_TRUST} if you trust whoever made the folder")
+    return found
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -63,15 +71,18 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> AnyTask:
     """Return the task of a run's recipe; ``metadata`` names its classes if the recipe does not."""
-    plain: Any = OmegaConf.to_container(recipe)
+    try:
+        plain = {key: plain_part(recipe, key) for key in ("task", "partition")}
+    except OmegaConfBaseException as error:  # a variable of the environment that is not set here
+        raise ConfigError(str(error).partition("\n")[0]) from None
     plain["task"].pop("classifier_tensors", None)  # the run has added it
     if metadata and "classes" in metadata and plain["task"].get("classes") is None:
         plain["task"]["classes"] = json.loads(metadata["classes"])
     return build_task(
         plain["task"],
         plain["partition"],
-        seed=plain["seed"],
-        num_clients=plain["clients"],
+        seed=recipe.seed,
+        num_clients=recipe.clients,
         columns=(metadata or {}).get("columns"),
     )
 
@@ -85,7 +96,7 @@ def data_set_task_of(recipe: DictConfig, advice: str = "") -> Task:
     task = task_of(recipe)
     if not isinstance(task, Task):
         raise ConfigError(
-            f"task={task.name}: this works on data sets that fedhet reads, and the run's examples "
+            f"task={task.name}: this works on data sets that fedhet reads, but the run's examples "
             f"come from {task.config.data}{advice}"
         )
     return task
@@ -138,9 +149,9 @@ def model_of(
     if found != whole:
         differ = sorted({name for name, _ in found ^ whole})
         raise ConfigError(
-            f"{path} is not the task's whole model (it differs in {differ[:3]}): its clients keep "
-            "tensors of their own (--state of fedhet-evaluate and fedhet-export names a client's), "
-            "or the run's output is another network, or the task is another"
+            f"{path} is not the task's whole model (it differs in {differ[:3]}). Either clients "
+            "keep some tensors (then name a client's file with --state of fedhet-evaluate or "
+            "fedhet-export), or the run's output is another network, or the task is another"
         )
     model.load_state_dict(tensors, strict=False)  # integer buffers are not stored
     for side in sides.values():
@@ -174,8 +185,8 @@ def _sides_with_own_model(recipe: DictConfig, task: AnyTask) -> dict[str, Client
     for name, side in found.items():
         if not side.own_state:
             raise ConfigError(
-                f"--state: the own models of strategy={name} are known right after "
-                f"their training alone: with strategy={method_name(recipe)} no file has a client's"
+                f"--state: strategy={name} has the clients' own models only right after their "
+                f"training: with strategy={method_name(recipe)} no file has them"
             )
     return found
 
@@ -203,13 +214,13 @@ def _require_own_model(
     for name, side in sides.items():
         if lacking := sorted(side.own_state - kept.keys()):
             raise ConfigError(
-                f"--state {path} lacks {', '.join(lacking)}, of which strategy={name} makes "
-                " the client's own model"
+                f"--state {path} lacks {', '.join(lacking)}, from which strategy={name} makes "
+                "the client's own model"
             )
     if not sides and PERSONAL not in kept:
         raise ConfigError(
-            f"--state {path} makes no model (it has {', '.join(kept)}): with strategy={method} a "
-            "client's own is the one right after its training, and no file has that"
+            f"--state {path} does not give a model (it has {', '.join(kept)}): with "
+            f"strategy={method} a client has its own model only right after training, in no file"
         )
 
 

@@ -88,8 +88,8 @@ def results_folder(recipe: DictConfig) -> Path:
 def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
     """Return the checkpoint to resume from, None for a run from the beginning.
 
-    A run that was killed before its first checkpoint begins again; no other is overwritten. So does
-    one whose launcher has named a folder of its own for it (runtime.server_results).
+    A run that was killed before its first checkpoint begins again; so does a run whose launcher
+    named a new folder for it (runtime.server_results). No other run is overwritten.
 
     Raises:
         ConfigError: if the folder has no run to resume, or has one and ``resume`` is false.

@@ -63,7 +63,7 @@ _PARTS = ("schedule", "attack", "system")
 
 
 def check_parts(recipe: DictConfig) -> None:
-    """Refuse what the constructors of a recipe's parts refuse, before a model or data are there."""
+    """Refuse what the constructors of a recipe's parts refuse, before loading model and data."""
     task = read_config(plain_part(recipe, "task"))
     size, name = task.num_classes or 0, f"task={task.name}"
     require_metrics(recipe.evaluation.metrics, kind_of(task), size, name)
@@ -108,7 +108,7 @@ def check_words(
 
 
 def _check_cohort(recipe: DictConfig) -> None:
-    """Refuse rounds of fewer clients than the aggregator needs, where the recipe tells them."""
+    """Refuse rounds with fewer clients than the aggregator needs, if the recipe says how many."""
     aggregator = build_part(recipe, "strategy.aggregator", classifier_tensors=1)
     if isinstance(aggregator, RobustAggregator) and recipe.clients:
         sampler = build_part(recipe, "strategy.sampler", classifier_tensors=1)
@@ -127,15 +127,15 @@ def calibration_of(
         raise ConfigError(f"{start}task.model={recipe.task.model} does not classify")
     if isinstance(output, BuildsOutputModel):
         raise ConfigError(
-            f"{start}the output of strategy={method_name(recipe)} is another network than the "
-            "clients'; set calibration.alphas=[]"
+            f"{start}strategy={method_name(recipe)} gives out another network than the clients'; "
+            "set calibration.alphas=[]"
         )
     kept = personal_names(model, TensorSelector(recipe.strategy.personal))
     if recipe.evaluation.model == "clients" and (sides_with("own_model", sides) or not kept):
         raise ConfigError(
-            f"{start}sets are of the shared model with what clients keep of it, and strategy="
-            f"{method_name(recipe)} scores another one, the clients' own (evaluation.model="
-            "clients): set evaluation.model=global, or calibration.alphas=[]"
+            f"{start}clients calibrate the shared model, but strategy={method_name(recipe)} "
+            "scores the clients' own models (evaluation.model=clients): set "
+            "evaluation.model=global, or calibration.alphas=[]"
         )
     return found
 
@@ -150,7 +150,7 @@ def backdoor_of(recipe: DictConfig, server_model: ServerModel) -> Backdoor | Non
 
 
 def client_metrics_of(recipe: DictConfig, task: AnyTask) -> ClientMetrics:
-    """Return what the clients may report of evaluations."""
+    """Return the metrics that clients may report."""
     evaluation = recipe.evaluation
     classes = task.class_names if evaluation.metrics and evaluation.per_class else ()
     names = measured_names(evaluation.metrics, classes)
@@ -165,7 +165,7 @@ def server_model_of(task: AnyTask, model: nn.Module) -> ServerModel:
 
 
 def _check_kind(recipe: DictConfig, kind: str | None, sides: Mapping[str, ClientSide]) -> None:
-    """Refuse methods that work by class where the labels are none."""
+    """Refuse methods that work by class if the task has no classes."""
     if kind in (None, "classification"):
         return
     if any(side.by_class for side in sides.values()):
@@ -201,7 +201,7 @@ def federation_of(recipe: DictConfig) -> FederationConfig:
 def evaluates_at_clients(recipe: DictConfig, *, has_test: bool) -> bool:
     """Return whether all clients evaluate the model, as they do for a server without examples.
 
-    Not by themselves where privacy keeps their scores from the server: no model is evaluated then.
+    If privacy hides their scores from the server, nobody evaluates the model by default.
     """
     if recipe.evaluation.clients or has_test:
         return bool(recipe.evaluation.clients)
@@ -210,8 +210,8 @@ def evaluates_at_clients(recipe: DictConfig, *, has_test: bool) -> bool:
         return True
     log(
         INFO,
-        "The server has no test examples, and %s keeps the clients' scores from it: no model is "
-        "evaluated",
+        "The server has no test examples, and %s hides the clients' scores: nobody evaluates the "
+        "model",
         private,
     )
     return False

@@ -11,14 +11,14 @@ from fedhet.common.files import save_text
 from fedhet.common.results import CLASS_COUNTS
 from fedhet.tasks import AnyTask, OwnTask
 
-MOST_COUNTS = 20_000  # of more, those of the first clients are stored
+MOST_COUNTS = 20_000  # with more, only the first clients' are stored
 
 
 def store_class_counts(recipe: DictConfig, folder: Path, task: AnyTask) -> None:
     """Write how many examples of each class each client of a simulation holds.
 
-    Nothing is written where the server does not divide the examples: in a deployment, with
-    partition=site, and for a function that gives each client its own.
+    Writes nothing if the server does not divide the examples: in a deployment, with
+    partition=site, and if a function gives each client its own.
     """
     own = isinstance(task, OwnTask) and (task.by_client or task.by_folder)
     if own or not recipe.runtime.simulation or recipe.partition.name == "site":

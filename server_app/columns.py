@@ -42,7 +42,7 @@ QUERY = f"{MessageType.QUERY}.{COLUMNS}"
 
 
 def fitted_columns(recipe: DictConfig, grid: Grid, functions: Functions | None) -> str | None:
-    """Return what all sites' training rows tell of their columns; None if the task has none to fit.
+    """Return the statistics of all sites' columns; None if the task has no columns to fit.
 
     Raises:
         ConfigError: if the recipe hides single sites from the server, or no site answers.
@@ -205,7 +205,7 @@ def decode_statistics(
         raise RefusedReplyError("whether values are missing must be 0 or 1")
     texts = content.config_records.get(CATEGORIES, ConfigRecord())
     if texts.keys() != set(categorical):
-        raise RefusedReplyError("its categories are of other columns than the recipe's")
+        raise RefusedReplyError("its categories belong to other columns than the recipe's")
     categories = tuple(
         _categories(name, texts[name], has_missing=bool(flag))
         for name, flag in zip(categorical, missing, strict=True)
@@ -216,7 +216,7 @@ def decode_statistics(
 def _categories(name: str, found: object, *, has_missing: bool) -> tuple[str | None, ...]:
     start = f"its categories of {printable(name)}"
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise RefusedReplyError(f"{start} are no list of text")
+        raise RefusedReplyError(f"{start} must be a list of text")
     if len(found) > MOST_CATEGORIES or len(set(found)) < len(found):
         raise RefusedReplyError(f"{start} must be different ones, at most {MOST_CATEGORIES}")
     if max(map(len, found), default=0) > LONGEST_CATEGORY:
@@ -225,7 +225,7 @@ def _categories(name: str, found: object, *, has_missing: bool) -> tuple[str | N
 
 
 def _check_privacy(recipe: DictConfig) -> None:
-    """Refuse a fit of single sites' statistics where the recipe hides single sites."""
+    """Refuse to fit by single sites' statistics if the recipe hides single sites."""
     hides = [
         name
         for name in ("secure_aggregation", "differential_privacy")

@@ -44,7 +44,7 @@ def initial_model_file(recipe: DictConfig) -> Path | None:
     """Return the file of the recipe's initial model; None without one.
 
     Raises:
-        ConfigError: if there is none at the path, or it is of another kind.
+        ConfigError: if the path has no model, or a file of another kind.
     """
     if not recipe[KEY].path:
         return None
@@ -76,8 +76,8 @@ def load_initial_model(
         shared: the names that travel.
 
     Returns:
-        What the data of the run's summary.json says of it, and what the clients' own tensors begin
-        as, those that the file has; both empty without one.
+        The entry in ``data`` of summary.json, and the values with which the clients' own tensors
+        begin, as far as the file has them; both empty without an initial model.
 
     Raises:
         ConfigError: if the file lacks a tensor that travels, or has one of another shape or NaN.
@@ -93,9 +93,8 @@ def load_initial_model(
     own = [name for name in personal if name in chosen and name not in fixed]
     if not wanted and not own:
         raise ConfigError(
-            f"{_PATH}={file}: of the tensors that {layers.key}={layers.spec} names, none is "
-            f"trained (strategy.personal={recipe.strategy.personal}), so that it would have no "
-            "effect"
+            f"{_PATH}={file} would have no effect: {layers.key}={layers.spec} names only tensors "
+            f"that are not trained (strategy.personal={recipe.strategy.personal})"
         )
     found, metadata = _read(file)
     _check_labels(file, metadata, task, model)
@@ -107,7 +106,7 @@ def load_initial_model(
     tensors = _fitting(file, found, model, taken, wanted or own)
     model.load_state_dict(tensors, strict=False)
     rest = len(tensors_of(model)) - len(tensors)
-    others = f"; the other {rest} are those of seed={recipe.seed}" if rest else ""
+    others = f"; the other {rest} come from seed={recipe.seed}" if rest else ""
     log(INFO, "The initial model has %s tensors of %s%s", len(tensors), file, others)
     kept = {name: tensors[name].contiguous() for name in own if name in tensors}
     return {KEY: {"path": str(file), "sha256": file_sha256(file), "tensors": len(tensors)}}, kept
@@ -119,7 +118,7 @@ def _read(file: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
         tensors, metadata, label = load_tensors(file)
         if label.get("kind", MODEL) != MODEL:
             raise ConfigError(
-                f"{_PATH}={file} holds the {label['kind']} of a run, and no model: name its {_FILE}"
+                f"{_PATH}={file} holds a run's {label['kind']}, not a model: name the run's {_FILE}"
             )
         return tensors, metadata
     try:
@@ -134,7 +133,7 @@ def _read(file: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     ):
         raise ConfigError(
-            f"{_PATH}={file} holds no state_dict, which is tensors by name: write it by "
+            f"{_PATH}={file} is not a state_dict, that is tensors by name: write it with "
             "torch.save(model.state_dict(), ...)"
         )
     return content, {}
@@ -163,27 +162,27 @@ def fixed_tensors(recipe: DictConfig, model: nn.Module) -> dict[str, Tensor]:
 
 
 def fixed_metadata(recipe: DictConfig, model: nn.Module) -> dict[str, str]:
-    """Return what a run's model is stored with about these tensors, which its file lacks."""
+    """Return the metadata for these tensors, which the file of a run's model lacks."""
     fixed = fixed_tensors(recipe, model)
     return {_FIXED: parameters_sha256(fixed)} if fixed else {}
 
 
 def _require_fixed(file: Path, found: Tensors, fixed: Tensors, recipe: DictConfig) -> None:
-    """Refuse a file whose values of tensors that stay as the seed gives them are others."""
+    """Refuse a file that has other values for tensors that stay as the seed gives them."""
     for name, value in fixed.items():
         if name not in found or not torch.equal(found[name], value.cpu()):
             raise ConfigError(
-                f"{_PATH}={file}: this run neither trains nor sends {name}, which is that of "
-                f"seed={recipe.seed} everywhere, and the file has "
-                f"{'another' if name in found else 'none'}: take the seed of the run that wrote "
-                f"it, or the other tensors alone ({KEY}.layers='body.*')"
+                f"{_PATH}={file}: this run neither trains nor sends {name}, which comes from "
+                f"seed={recipe.seed} everywhere, but the file has "
+                f"{'another' if name in found else 'none'}: set the seed of the run that wrote "
+                f"it, or take only the other tensors ({KEY}.layers='body.*')"
             )
 
 
 def _by_our_names(
     found: Mapping[str, Tensor], model: nn.Module, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return tensors of a file by the model's names; a file may have those of the user's own."""
+    """Return a file's tensors by the model's names; a file may have the user's network's names."""
     classifier = model.classifier if isinstance(model, WrappedModel) else None
     theirs = {
         name: name if classifier is None or name in found else own_name(name, classifier)

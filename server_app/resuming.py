@@ -107,6 +107,6 @@ def _check_data(
         if origin.data[split] != before[split]:
             what = split if split == "columns" else f"{split} examples"
             raise ConfigError(
-                f"resume=true, but the {what} are not those that the run began with: "
+                f"resume=true, but the {what} have changed since the run began: "
                 f"{parts.data[split]}; {last} names the hash {before[split]}"
             )

@@ -88,7 +88,7 @@ class RootSet:
 def root_set_of(
     recipe: DictConfig, task: AnyTask, model: nn.Module, test: Batched | None
 ) -> tuple[RootSet | None, Batched | None]:
-    """Return the root set that the recipe's aggregator needs, if any, and what is left to test on.
+    """Return the root set that the recipe's aggregator needs, if any, and the test examples left.
 
     Raises:
         ConfigError: if there are no test examples to take, or too few.

@@ -53,9 +53,10 @@ from fedhet.server_app.resuming import restore
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.modes.robust.aggregator import RobustAggregator
 from fedhet.strategies.round.round_report import RoundReport
-from fedhet.strategies.wire.records import to_record, to_tensors
+from fedhet.strategies.wire.records import record_of_copy, to_tensors
 from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks import Functions, OwnTask, pick_device
+from fedhet.tasks.models.own_weights import counted
 
 
 class Run:
@@ -86,10 +87,10 @@ class Run:
         hashes = {split: str(about["sha256"]) for split, about in self.parts.data.items()}
         made_by = {"code": fingerprint(recipe)["code"], **versions()}
         origin = Origin(resume_fingerprint(recipe), hashes, made_by)
-        self.arrays, self._done = to_record(self.parts.initial), None
+        self.arrays, self._done = record_of_copy(self.parts.initial), None
         if last is not None:
             checkpoint = restore(last, recipe, folder, self.parts, origin)
-            self.arrays, self._done = to_record(checkpoint.params), checkpoint.state.round
+            self.arrays, self._done = record_of_copy(checkpoint.params), checkpoint.state.round
         rule = EarlyStopping(**plain_part(recipe, "early_stopping"))
         best = best_model_rule(recipe, rule)
         tested = self.parts.evaluation.test_data is not None
@@ -121,7 +122,7 @@ class Run:
         return [*listeners, *([Alarm()] if self._may_be_hostile() else []), RoundLine()]
 
     def _may_be_hostile(self) -> bool:
-        """Return whether a client may be: of a deployment, or where the recipe expects one."""
+        """Return whether a client may be hostile: in a deployment, or if the recipe expects it."""
         aggregator = build_part(self.recipe, "strategy.aggregator", classifier_tensors=1)
         expected = bool(self.recipe.attack) or isinstance(aggregator, RobustAggregator)
         return expected or not self.recipe.runtime.simulation
@@ -138,7 +139,9 @@ class Run:
             params = to_tensors(arrays)
             label = {"kind": MODEL, "run": self.strategy.state.experiment}
             path = self.folder / "model.safetensors"
-            save_tensors(path, params, label, self.parts.metadata)
+            steps = [row["num_steps"] for row in self.results.rows if "num_steps" in row]
+            metadata = counted(self.parts.metadata, steps[-1] if steps else None)
+            save_tensors(path, params, label, metadata)
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             self._end(End(COMPLETED, about=about, grid=grid, arrays=arrays))
         except BaseException as error:
@@ -187,7 +190,7 @@ class Run:
             listener.on_end(end)
 
     def _without_replies(self) -> Exception:
-        """Return the error of a run of which no round had enough replies."""
+        """Return the error of a run in which no round had enough replies."""
         if self._last_report is None:
             return ConfigError(
                 f"resume=true: all {self.rounds} rounds are done, and none had valid replies: set "
@@ -218,7 +221,7 @@ class Run:
 
 
 def end_by(error: BaseException, results: ResultsFolder, about: dict[str, Any]) -> End:
-    """Return how a run ends that an error or a signal has ended."""
+    """Return the status of a run that an error or a signal has ended."""
     if isinstance(error, DivergedError):
         return End(DIVERGED, str(error), about)
     if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -2,24 +2,24 @@
 
 Deng, Kamani, Mahdavi. 2020. https://arxiv.org/abs/2003.13461
 
-FedAvg, and beside it at every client a model v_i of its own. What the client uses, and what is
-evaluated (``evaluation.model=clients``; ``both`` adds the global model), is their mixture
-(Algorithm 1, with the adaptive alpha_i):
+FedAvg, and beside it every client trains its own model v_i. The client uses a mixture m_i of both,
+which is evaluated (``evaluation.model=clients``; ``both`` adds the global model). Algorithm 1, with
+the adaptive alpha_i:
 
     m_i = alpha_i v_i + (1 - alpha_i) y_i
     v_i     <- v_i - eta_l alpha_i grad f(m_i)            with every step of y_i, same mini-batch
     alpha_i <- clip(alpha_i - eta_a <v_i - y_i, grad f(m_i)>, 0, 1)     at a round's first step
 
-v_i and alpha_i begin as the first x that the client receives and as ``alpha``, and never leave it;
-the federation is FedAvg's to the bit. f is the task's loss, eta_l is ``local.lr`` of the round, and
-v_i takes plain SGD steps, whatever y_i's are. alpha = 0 with eta_a = 0 evaluates y_i, FedAvg's
-trained models; alpha = 1 with eta_a = 0 is a model that each client trains alone.
+v_i begins as the first x that the client receives, alpha_i as ``alpha``; both stay at the client,
+so the global model is FedAvg's to the bit. f is the task's loss, eta_l is ``local.lr`` of the
+round, and v_i takes plain SGD steps, whatever y_i's are. alpha = 0 with eta_a = 0 evaluates y_i,
+FedAvg's trained models; with alpha = 1 and eta_a = 0 each client trains its model alone.
 
-The paper writes eta for both step sizes. m_i has the BatchNorm statistics of its own passes.
+The paper writes eta for both step sizes. m_i has BatchNorm statistics from its own passes.
 
 The authors' code (FedTorch, centered/apfl.py) differs: it mixes the two models' outputs, not their
-tensors; y_i takes its step before v_i's gradient is taken; the slope of alpha_i is
-<v_i - y_i, alpha grad_v + (1 - alpha) grad_y> of that pass, and .02 alpha more. The code of Ditto's
+tensors; y_i takes its step before v_i's gradient is computed; the slope of alpha_i is
+<v_i - y_i, alpha grad_v + (1 - alpha) grad_y> in that pass, plus .02 alpha. The code of Ditto's
 authors, who compare with APFL, mixes tensors as here, keeps alpha fixed, takes a round's first
 gradient at the last round's m_i, and evaluates alpha v_i + (1 - alpha) x.
 """
@@ -46,7 +46,7 @@ OWN, ALPHA = "apfl_own", "apfl_alpha"  # v_i and alpha_i, in the client state
 
 
 class APFLClient(ClientSide):
-    """Trains a second model on its mixture with y_i, and how much of it the mixture has.
+    """Trains a second model through its mixture with y_i, and learns its share of the mixture.
 
     Args:
         alpha: the first alpha_i, in [0, 1].
@@ -60,7 +60,7 @@ class APFLClient(ClientSide):
         self.alpha_lr = alpha_lr
 
     def begin(self, context: LocalContext) -> None:
-        """Take up v_i and alpha_i."""
+        """Load v_i and alpha_i."""
         self.own = second_model(context, OWN)
         like = next(iter(context.params.values()))
         first = torch.full((), self.first_alpha, dtype=like.dtype, device=like.device)
@@ -100,8 +100,8 @@ def _mixed(own: Tensors, params: Tensors, alpha: Tensor) -> dict[str, Tensor]:
 
 
 class APFL(Method):
-    """APFL (Deng et al. 2020): personalised; FedAvg, and at every client a second model that is
-    mixed with the global one by a learnt share.
+    """APFL (Deng et al. 2020): personalised; FedAvg, and every client mixes a second model with
+    the global one by a learnt share.
     """
 
     settings = OWN_MODELS
@@ -109,7 +109,7 @@ class APFL(Method):
     alpha: Share = 0.5
     """the first share of the client's own model in the mixture"""
     alpha_lr: NotNegative | None = None
-    """step size of the share; 0 keeps it, null: local.lr"""
+    """step size of the share; 0 keeps the share, null is local.lr"""
 
     def parts(self) -> Parts:
         """Add the second model at the clients."""

@@ -1,9 +1,9 @@
-"""The plain mean of the clients' models with MA-Echo's classifier: the averages of its tables.
+"""The plain mean of the clients' models, with MA-Echo's classifier: "Average" in its tables.
 
 Su, Yang, Li, Xue. Neural Networks 2023. https://arxiv.org/abs/2204.12493
 
-All clients have the same weight; the classifier's row of a class is the mean over the clients that
-hold more than one example of it, as in the released code's Average and OT.
+All clients have the same weight. The classifier's row of a class is the mean over the clients that
+hold more than one example of the class, as in the released code's Average and OT.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedhet.strategies.statistics.class_counts import (
 
 
 class MaskedMean:
-    """(1 / |S|) sum_i y_i; in the classifier the mean over the clients that hold the class."""
+    """(1 / |S|) sum_i y_i; for the classifier, the mean over the clients that hold the class."""
 
     reads = Reads.MODELS
 

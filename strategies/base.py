@@ -31,18 +31,18 @@ STATE_LOST = "state-lost"  # a reply's metric: the client has lost the state it 
 
 
 class Reads(Flag):
-    """What a part reads of a round's replies, and what a mode leaves to be read."""
+    """What a part reads from a round's replies, and what a mode allows parts to read."""
 
     SUM = auto()  # the weighted sum of the updates, and the sums of the payloads
-    STEPS = auto()  # that sum as what the clients moved by
+    STEPS = auto()  # the sum, as how far the clients moved
     NORMS = auto()  # the norm of every update
-    REPLIES = auto()  # every reply's tensors, which are then kept in full
+    REPLIES = auto()  # every reply's tensors; the server then keeps them
     MODELS = auto()  # every client's model y_i = x + update
     ALL = SUM | STEPS | NORMS | REPLIES | MODELS
 
 
 class RefusedReplyError(Exception):
-    """A reply is invalid and left out of the round; the message says why."""
+    """A reply is invalid, so the round ignores it; the message says why."""
 
 
 class ClientData(Protocol):
@@ -93,7 +93,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class ReplySum:
-    """What a round's valid replies add up to, the same bits in whatever order they came.
+    """The sum of a round's valid replies, the same bits in whatever order they came.
 
     A method whose parts read nothing else runs in memory that does not grow with the cohort.
     """
@@ -111,8 +111,8 @@ class ReplySum:
 class Cohort:
     """The round t (from 1), the number of valid replies |S| and the number of clients N.
 
-    Where ``summed``, the server knows no single reply: each is a copy of their mean. Where
-    ``robust``, the aggregator expects some of the replies to be lies.
+    If ``summed``, the server knows only the sum, and each reply is a copy of the mean. If
+    ``robust``, the aggregator expects some replies to be lies.
     """
 
     round: int
@@ -257,6 +257,15 @@ class FinetunesOtherwise(Protocol):
         """Return the optimizer and the step size for that, instead of itself and ``lr``."""
 
 
+@runtime_checkable
+class DrawsBatches(Protocol):
+    """A local optimizer that draws several batches for a step."""
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many."""
+
+
 class ClientSide:
     """A method's client half; every hook does nothing by default.
 
@@ -271,14 +280,17 @@ class ClientSide:
         clips: whether ``upload`` clips all payloads that are not ``per_example``.
         measures: names that it gives to ``context.measure``; other numbers are refused.
         dtypes: of the sent payloads that are neither float32 nor of the model's type.
+        counts: names of the tensors in its payloads that count examples: the server refuses a reply
+            in which one is not a whole number from 0 to n_i.
         compressible: payloads, sent or needed, that strategy/compression may change as it does
-            updates and models: floats by parameter name, of the parameters' shapes; a sent one is
-            added up by the server from round to round, and ``expected`` there. Statistics are not.
-        by_class: whether it works by class, and so on classification alone.
+            updates and models: floats by parameter name, in the parameters' shapes. The server
+            adds up a sent one from round to round, and names it in ``expected``. Statistics do
+            not qualify.
+        by_class: whether it works by class, and so needs classification.
         moves_start: whether ``begin`` may let the client start elsewhere than at x.
-        own_state: keys of the client state that ``own_model`` is made from, with the model and
-            nothing else: fedhet-evaluate and fedhet-export then make it after the run, with the
-            shared model in the place of y_i. Without any it is known right after training alone.
+        own_state: keys of the client state from which, with the model, ``own_model`` can be made.
+            fedhet-evaluate and fedhet-export then make it after the run, with the shared model
+            in place of y_i. If empty, ``own_model`` exists only right after training.
     """
 
     needs: frozenset[str] = frozenset()
@@ -288,6 +300,7 @@ class ClientSide:
     clips: bool = False
     measures: frozenset[str] = frozenset()
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+    counts: frozenset[str] = frozenset()
     compressible: frozenset[str] = frozenset()
     by_class: bool = False
     moves_start: bool = False
@@ -314,7 +327,7 @@ class ClientSide:
         return {}
 
     def own_model(self, context: LocalContext) -> Tensors:
-        """Return the tensors in which the client's own model is not y_i; called after ``end``."""
+        """Return the tensors in which the client's own model differs from y_i; after ``end``."""
         return {}
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
@@ -325,10 +338,10 @@ class ClientSide:
         return reply
 
     def after_sending(self, reply: Reply, state: dict[str, Tensors]) -> None:
-        """Bring the client state to what is sent; called last if that is not what ``end`` knew.
+        """Adapt the client state to the sent reply; called last, if ``end`` knew another reply.
 
-        So it is where a side ``clips``, or a codec rounds and keeps no residual. ``reply`` is what
-        the server reads, ``state`` what the client keeps of this round.
+        This happens if a side ``clips``, or a codec rounds and keeps no residual. ``reply`` is what
+        the server reads, ``state`` what the client keeps from this round.
         """
 
 
@@ -338,14 +351,15 @@ class ServerSide:
     Attributes:
         needs: payloads that the clients must send.
         sends: payloads that ``broadcast`` returns.
-        coupled_state: keys of the client state that this side's state is computed from, as c from
+        coupled_state: keys of the client state from which this side's state is computed, as c from
             all c_i. When a client loses its state, ``init`` is called again and all clients drop
-            these keys, for each client once: the replies of one that loses it again are refused.
+            these keys. This happens once per client: if it loses its state again, its replies are
+            rejected.
         adds: payloads that ``receive`` adds to the replies, to be summed with the others.
-        reads: what it reads of the replies; with a ``receive`` of its own Reads.REPLIES, unless it
-            says otherwise. If no part reads replies, each is added up and freed.
-        leaves: what ``release`` leaves to the other parts. Where that is the sum alone, the sum
-            has noise, and a client that is not connected leaves its place empty.
+        reads: what it reads of the replies; Reads.REPLIES by default if it overrides ``receive``.
+            If no part reads replies, the server adds up each one and frees it.
+        leaves: what the other parts may read after ``release``. If that is only the sum, the sum
+            has noise, and nobody takes the place of a client that is not connected.
     """
 
     needs: frozenset[str] = frozenset()
@@ -356,7 +370,8 @@ class ServerSide:
     leaves: Reads = Reads.ALL
 
     def __init_subclass__(cls) -> None:
-        """Keep the replies for a ``receive`` of the side's own, unless the side says otherwise."""
+        """Keep the replies for a side that overrides ``receive``, unless the side says
+        otherwise."""
         super().__init_subclass__()
         if "receive" in cls.__dict__ and "reads" not in cls.__dict__:
             cls.reads = Reads.REPLIES

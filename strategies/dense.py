@@ -131,7 +131,7 @@ class Distilled:
 
 class DENSE(Method):
     """DENSE (Zhang et al. 2022): one round; distils the ensemble of the clients' models into one,
-    on images from a generator, where the server has no data.
+    on generated images; the server needs no data.
     """
 
     replaces = frozenset({"aggregator"})
@@ -139,23 +139,23 @@ class DENSE(Method):
     requires = MappingProxyType({"strategy.personal": "none", "strategy.aggregator": None})
 
     masked_teacher: bool = False
-    """a teacher whose models say nothing of classes that their clients do not hold (class counts
-    are sent); false: the plain mean of logits"""
+    """true: a model has no say in classes that its client does not hold, and clients send class
+    counts; false: the plain mean of logits"""
     initial: Initial = "average"
-    """where the student starts: average (of the clients' models) | server (the model that was sent,
-    in round 1 of fresh numbers)"""
+    """where the student starts: average (the mean of the clients' models) | server (the model that
+    was sent; in round 1 it is random)"""
     epochs: Whole = 200
-    """of generation and distillation"""
+    """epochs of generation and distillation"""
     steps: Count = 30
-    """of the generator, an epoch"""
+    """steps that the generator takes per epoch"""
     images: Count = 256
-    """that an epoch adds to the pool"""
+    """images that each epoch adds to the pool"""
     latent: Count = 256
-    """numbers of noise an image is made from"""
+    """how many random numbers the generator makes an image from"""
     width: Count = 64
-    """channels of the generator's last layers; its time goes with the square"""
+    """channels of the generator's last layers; its time grows with the square"""
     generator_lr: Positive = 0.001
-    """of Adam"""
+    """step size of the generator (Adam)"""
     one_hot: NotNegative = 1.0
     """weight of the teacher's cross-entropy to random labels"""
     bn: NotNegative = 1.0
@@ -163,17 +163,17 @@ class DENSE(Method):
     adversarial: NotNegative = 1.0
     """weight of the divergence where student and teacher differ"""
     crop_padding: Whole = 4
-    """images are seen cut from a copy with so wide a black border; 0: whole"""
+    """width of the black border that images get before a random crop; 0: no crop"""
     flip: Annotated[bool, Refers("${oc.select:task.flip,false}")] = False
-    """see half of the images mirrored; by default where the task does"""
+    """mirror half of the images; by default as the task does"""
     batch_size: Two = 256
-    """of the student's passes over the pool"""
+    """images per step of the student"""
     lr: Positive = 0.005
-    """of its SGD"""
+    """step size of the student (SGD)"""
     momentum: Share = 0.9
-    """of the same"""
+    """momentum of the student"""
     temperature: Positive = 20.0
-    """tau, of the divergence that it learns by"""
+    """tau, the temperature of the divergence that the student learns by"""
     seed: Annotated[Seed, Key("seed")] = 0
 
     def parts(self) -> Parts:

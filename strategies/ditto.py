@@ -2,21 +2,20 @@
 
 Li, Hu, Beirami, Smith. ICML 2021. https://arxiv.org/abs/2012.04221
 
-FedAvg, and beside it at every client a model v_i of its own, which is drawn to the x that the
-client has received (Algorithm 1). With every step of y_i, on the same mini-batch as in the
-authors' code:
+FedAvg, and beside it every client trains its own model v_i, which the received x pulls towards
+itself (Algorithm 1). With every step of y_i, on the same mini-batch as in the authors' code:
 
     v_i <- v_i - eta_l (grad f_i(v_i) + lambda (v_i - x))
 
 f_i is the task's loss, eta_l is ``local.lr`` of the round; the steps are plain SGD, whatever y_i's
-are. v_i begins as the first x that the client receives and never leaves it: the federation is
-FedAvg's to the bit. The clients' own models are evaluated (``evaluation.model=clients``; ``both``
-adds the global one): v_i, with BatchNorm statistics of its own. lambda = 0 is a model that each
-client trains alone; from eta_l lambda = 2 on, v_i cannot settle. lambda is 1 in most of the
-authors' scripts; with ``dynamic_lam``, which is not here, each client takes the best of .1, 1 and 2
-on validation examples at every step.
+are. v_i begins as the first x that the client receives and stays at the client, so the global model
+is FedAvg's to the bit. The evaluated models are the v_i, with their own BatchNorm statistics
+(``evaluation.model=clients``; ``both`` adds the global one). With lambda = 0 each client trains v_i
+alone; from eta_l lambda = 2 on, v_i cannot settle. lambda is 1 in most of the authors' scripts;
+with ``dynamic_lam``, which is not here, each client takes the best of .1, 1 and 2 on validation
+examples at every step.
 
-In the authors' code v_i begins as the run's initial model, also where a client comes later.
+In the authors' code v_i begins as the run's initial model, even if a client joins later.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class DittoClient(ClientSide):
     """Trains a second model, which stays at the client.
 
     Args:
-        coefficient: lambda, how strongly v_i is drawn to x.
+        coefficient: lambda, how strongly x pulls v_i.
     """
 
     own_state = frozenset({OWN})
@@ -52,7 +51,7 @@ class DittoClient(ClientSide):
         self.coefficient = coefficient
 
     def begin(self, context: LocalContext) -> None:
-        """Take up v_i."""
+        """Load v_i."""
         self.own = second_model(context, OWN)
 
     def penalty(self, step: Step) -> None:
@@ -77,15 +76,15 @@ class DittoClient(ClientSide):
 
 
 class Ditto(Method):
-    """Ditto (Li et al. 2021): personalised; FedAvg, and at every client a second model that trains
-    near the global one and stays there.
+    """Ditto (Li et al. 2021): personalised; FedAvg, and every client trains a second model near
+    the global one, which it keeps.
     """
 
     settings = OWN_MODELS
 
     coefficient: NotNegative = 1.0
-    """lambda, how strongly the client's own model is drawn to the global one; the authors' scripts:
-    1; 0 trains it alone"""
+    """lambda, how strongly the global model pulls the client's own; 0 trains it alone; the authors'
+    scripts have 1"""
 
     def parts(self) -> Parts:
         """Add the second model at the clients."""

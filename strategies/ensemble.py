@@ -6,7 +6,7 @@ dense.py): with l_i(x) (C,) the logits of client i's model,
     l(x)[c] = sum_i share_i[c] l_i(x)[c],        share_i[c] = 1 / N                     (plain)
                                                  share_i[c] = [i holds c] / #{j holds c}  (masked)
 
-The masked one is the Ensemble of MA-Echo's released code, and the default: a model has no say in
+The masked form is the default, and the Ensemble of MA-Echo's released code: a model has no say in
 classes of which its client has at most one example. A class that no client holds has logit 0.
 
 The ensemble is the round's output model (components/model_outputs.py): accuracy, loss and
@@ -36,7 +36,7 @@ SHARES, CLIENTS = "shares", "clients"
 
 
 class AllClients:
-    """The output model of all clients' models; its network is :class:`MeanLogits`.
+    """The output model made of all clients' models; its network is :class:`MeanLogits`.
 
     Its tensors are "shares" (N, C), with rows by client id, and "clients.<id>.<name>".
 
@@ -94,8 +94,8 @@ class Ensemble(Method):
     requires = MappingProxyType({"strategy.personal": "none", "strategy.output": None})
 
     masked: bool = True
-    """a model says nothing of classes that its client has at most one example of; false: the plain
-    mean of logits, and no class counts are sent"""
+    """true: a model has no say in classes of which its client has at most one example; false: the
+    plain mean of logits, without class counts"""
 
     def parts(self) -> Parts:
         """Keep all models as the output."""

@@ -2,15 +2,15 @@
 
 Zhang, Hua, Wang, Song, Xue, Ma, Guan. AAAI 2023. https://arxiv.org/abs/2212.01197
 
-FedAvg's server and training, with another start: into the selected tensors, the last ones, a client
-mixes, element by element, as much of the global model as lowers its own loss (Algorithm 1):
+FedAvg's server and training, with another start. In the selected tensors, the last ones, a client
+mixes its last model with the global one, element by element, so that its loss falls (Algorithm 1):
 
     w_start = w_local + (w_global - w_local) A                      w_local: after its last training
     A <- clip(A - eta dL(w_start)/dw (w_global - w_local), 0, 1)               once a mini-batch
 
-A starts at 1 and is kept from round to round. The other tensors, and buffers, are the global ones.
-In a client's first round there is no w_local; that round, and eta = 0, are FedAvg. A is learnt with
-the task's loss, without augmentation, by the model in eval mode, as in both released codes.
+A starts at 1 and stays from round to round. The other tensors, and buffers, are the global ones.
+A client's first round has no w_local and is FedAvg's, as is every round with eta = 0. The client
+learns A with the task's loss, without augmentation, in eval mode, as in both released codes.
 The clients' own models are evaluated (``evaluation.model=clients``); only the trained model
 travels. SCAFFOLD's c_i counts from w_start on; FedCM's momentum contains w_start - x, too.
 
@@ -152,12 +152,11 @@ class FedALA(Method):
     settings = OWN_MODELS
 
     layers: Selector = "head.*"
-    """the tensors that are mixed: all | last:N | first:N | patterns; the others are the global
-    ones"""
+    """the tensors to mix: all | last:N | first:N | patterns; the others start as the global ones"""
     eta: NotNegative = 1.0
     """step size of the mixing weights; 0 is FedAvg"""
     data_share: ShareAboveZero = 0.8
-    """share of a client's examples that the mix is learnt on; FedDW's code: 1"""
+    """share of a client's examples on which it learns the mix; FedDW's code: 1"""
     until_std: Positive | None = None
     """repeat the first pass until the last 10 losses' standard deviation is below this (the
     authors' code: .1); null: one pass"""

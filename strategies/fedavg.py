@@ -37,7 +37,7 @@ class FedAvgM(Method):
 
     server_lr: Annotated[Positive, Key("server.lr")] = 0.1
     momentum: Share = 0.9
-    """of the mean update"""
+    """momentum of the mean update"""
 
     def parts(self) -> Parts:
         """Step by SGD with momentum."""
@@ -103,8 +103,8 @@ class FedYogi(_Adaptive):
 
 
 class Local(Method):
-    """Local (no federation): every client trains a model of its own and shares nothing; the lower
-    bound that a federation has to beat.
+    """Local (no federation): every client trains its own model and shares nothing; the lower
+    bound that a federation must beat.
 
     All tensors are personal, so only metrics travel. The optimizer starts afresh every round:
     R rounds of E epochs of Adam are not R E epochs.
@@ -115,8 +115,8 @@ class Local(Method):
 
 
 class Centralised(Method):
-    """Centralised (no federation): one client with all examples; the upper bound that heterogeneity
-    costs accuracy from.
+    """Centralised (no federation): one client has all examples; the gap to it is what heterogeneity
+    costs.
 
     With plain SGD, R rounds of E epochs are R E epochs.
     """

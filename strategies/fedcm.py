@@ -2,40 +2,40 @@
 
 Xu, Wang, Wang, Yao. 2021. https://arxiv.org/abs/2106.10874
 
-A client's step mixes its own gradient with the direction in which all moved in the last round
-(Algorithm 2):
+A client's step mixes its gradient with the direction of the last round's aggregate (Algorithm 2):
 
     v <- alpha g(y) + (1 - alpha) m
     y <- y - eta_l v
 
-m is the size of a gradient: m <- - Delta / mean_i lr_sum_i, of the round's aggregate Delta, where
+m is as long as a gradient: m <- - Delta / mean_i lr_sum_i, with the round's aggregate Delta.
 ``lr_sum``, the sum of the step sizes that client i really took, stands for K eta_l, and the mean
 weighs clients as Delta does. m starts at zero, so the steps of round 1 are alpha times FedAvg's.
 alpha = 1 is FedAvg (with a plain mean); the paper has alpha = .1. m travels down (d numbers).
 
 alpha multiplies the gradient of the whole local objective, penalties of other methods included.
 Clipping sees v; weight decay comes after it and is not multiplied, as in FL-Simulator's code.
-A local optimizer with momentum, or Adam, is refused: its displacement is no mean of gradients, and
-m would be 1 / (1 - momentum) times too long.
+fedhet rejects a local optimizer with momentum, and Adam: their displacement is not a mean of
+gradients, and m would be 1 / (1 - momentum) times too long.
 
 lr_sum is the client's own claim, and too small a mean would let m grow from round to round. Under a
 robust aggregator it is their median, and m is no longer than the median of ||U_i|| / lr_sum_i.
 
-Where rounds do not wait, Delta = sum_i w_i U_i is discounted, and m is - Delta over sum_i w_i, too:
-late replies do not make it shorter. FedAsync's updates, to y_i from where the server is by now, are
-no gradients, and are refused (``towards_model``).
+In asynchronous rounds, Delta = sum_i w_i U_i is discounted, and m is - Delta over sum_i w_i, so
+late replies do not make it shorter. fedhet rejects FedAsync's updates (``towards_model``): they go
+from the server's present model to y_i, and are not gradients.
 
 An aggregate longer than the mean of the updates (norm_mean, FedMRUR's line 15) makes the momentum
-longer, too, and the step that it leads to is not that of the recipe's eta_l. With G_i = U_i less
-the momentum's part, over alpha (what the gradients alone would have moved client i by), rounds
-whose G are orthogonal, and c = alpha / sqrt(1 - (1 - alpha)^2) (.229 at .1), ||Delta|| tends to
+longer, too, so the step differs from the recipe's eta_l. Let G_i be U_i without the momentum's
+part, over alpha: how far the gradients alone would have moved client i. With G orthogonal between
+rounds, and c = alpha / sqrt(1 - (1 - alpha)^2) (.229 at .1), ||Delta|| tends to
 
     c ||mean_i G_i||      for the plain mean (FedCM), and to
     c rms_i ||G_i||       where the aggregate is as long as the updates (FedMRUR).
 
-The rows have ``gradient_reach``, rms_i ||G_i||, and ``effective_step``, the one of the two that
-holds. ``source=mean`` makes m of the clients' mean update, and the stretched aggregate moves the
-model alone: by the length of an update, sqrt(alpha^2 rms^2 + (1 - alpha)^2 c^2 ||mean_i G_i||^2).
+The rows have ``gradient_reach``, rms_i ||G_i||, and ``effective_step``, whichever of the two
+applies. With ``source=mean``, m comes from the clients' mean update, and only the model moves by
+the stretched aggregate: by an update's length, sqrt(alpha^2 rms^2 + (1 - alpha)^2 c^2 ||mean_i
+G_i||^2).
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ClientMomentumServer(ServerSide):
         return self._figures
 
     def _steps(self, total: ReplySum, update: Tensors, lr_sum: float) -> dict[str, float]:
-        """Return the figures; exact where all clients take the same steps, without clipping."""
+        """Return the figures; exact if all clients take the same steps, without clipping."""
         if not total.update:
             return {}
         kept = 1.0 - self.alpha
@@ -220,8 +220,8 @@ class ClientMomentum(MethodPart):
     alpha: ShareAboveZero = 0.1
     """weight of the fresh gradient; 1 is FedAvg"""
     source: Source = "aggregate"
-    """m is made of the aggregate (as in the papers) | mean: of the clients' mean update, before
-    norm_mean stretches it"""
+    """what m is made from: aggregate (as in the papers) | mean (the clients' mean update, before
+    norm_mean stretches it)"""
 
     def parts(self) -> Parts:
         """Add the two halves."""

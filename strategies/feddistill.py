@@ -13,7 +13,7 @@ Original federated distillation shares no parameters; the "+" adds FedAvg.
 SL starts as the identity, for which KL is the cross-entropy: in round 1, and for a class that
 nobody has held yet, the loss is (1 + lambda) CE.
 
-FedDW's released code gives its KL probabilities where log probabilities belong, so that the term is
+FedDW's released code passes probabilities to its KL instead of log probabilities, so its term is
 sum q (log q - p), linear in p.
 """
 
@@ -34,7 +34,7 @@ from fedhet.strategies.statistics.soft_labels import (
 
 
 class FedDistillClient(ClientSide):
-    """Draws the outputs to the soft label of the example's class; ``coefficient`` is lambda."""
+    """Pulls the outputs to the soft label of the example's class; ``coefficient`` is lambda."""
 
     needs = frozenset({SOFT_LABELS})
 

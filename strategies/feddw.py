@@ -13,8 +13,8 @@ in (0, 2 / C) (eq. 18). mu = 0 is FedAvg with a classifier without bias. The pap
 {.01, .1, 1, 10, 100}: .1 for CIFAR-10, 10 for CIFAR-100.
 
 ``linearised_every=n`` is the convex variant, eq. 26 to 30. The paper contradicts itself: eq. 23 has
-A for softmax(W W^T), and what follows it A^T A. Here A is W^T, without softmax. With a reference
-W_0, taken again every n steps, the term is
+A for softmax(W W^T), and the lines below it A^T A. Here A is W^T, without softmax. With a reference
+W_0, taken anew every n steps, the term is
 
     mu mean over the C^2 entries of (SL - (W_0 W^T + W W_0^T - W_0 W_0^T))^2
 
@@ -22,10 +22,10 @@ a convex quadratic in W with the value and the gradient of (SL - W W^T)^2 at W =
 over the entries; the mean makes mu comparable with eq. 11's.)
 
 Where the paper's text differs: eq. 13 has theta_{t+1} for theta_t. Where the released code differs:
-it keeps the classifier's bias (refused here) unless its ``init_align`` holds it at 0 and starts the
-weight with rows of length 1, spread on the sphere (``task.head_init=orthogonal``); it divides mu by
-10 at the start of rounds 9, 18, 27 and so on (``decay=0.1 decay_every=9``, off by default); and
-what soft_labels.py says of SL. The term acts from round 1 on, against the identity.
+it keeps the classifier's bias (rejected here) unless its ``init_align`` holds it at 0 and starts
+the weight with rows of length 1, spread on the sphere (``task.head_init=orthogonal``); it divides
+mu by 10 at the start of rounds 9, 18, 27 and so on (``decay=0.1 decay_every=9``, off by default);
+soft_labels.py has the differences in SL. The term acts from round 1 on, against the identity.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from fedhet.strategies.statistics.soft_labels import (
 
 
 class FedDWClient(ClientSide):
-    """Holds the class relations of the classifier's weight to the global soft labels.
+    """Pulls the class relations of the classifier's weight to the global soft labels.
 
     Args:
         mu: weight of the term.
-        decay: factor on mu ...
-        decay_every: ... at the start of every so many rounds.
-        linearised_every: 0: eq. 11; n: eq. 30, its reference taken again every n steps.
+        decay: factor on mu at the start of every ``decay_every`` rounds.
+        decay_every: how many rounds pass between two decays.
+        linearised_every: 0: eq. 11; n: eq. 30, with a new reference every n steps.
     """
 
     needs = frozenset({SOFT_LABELS})
@@ -114,7 +114,7 @@ class FedDW(Method):
     decay: Share = 1.0
     """factor on mu at the start of every decay_every rounds; the released code has .1"""
     decay_every: Count = 9
-    """so many rounds"""
+    """how many rounds pass between two decays"""
     linearised_every: Whole = 0
     """0: eq. 11; n: the convex variant, eq. 30, its reference taken again every n steps"""
     soft_labels: SoftLabels = SoftLabels()

@@ -15,11 +15,11 @@ client, H at the server, and nothing travels beside the model. The paper keeps -
 gradient of f_i at y_i where local training reaches the minimum) and <h_i, y>; the released code
 keeps h_i, as here.
 
-alpha = 0 is FedAvg with the plain mean, by convention and not as a limit: H moves the model as far
-however small alpha > 0 is. ``server.lr`` must be 1: another one would scale x's step, but not H.
-By default the participants' mean x + Delta is evaluated, as in the released code, and not the x
-that is sent next (``strategy/output=latest``). That code divides alpha by n_i / mean_j n_j, and
-puts alpha y into the weight decay, so that clipping does not see that term.
+alpha = 0 is FedAvg with the plain mean, by convention and not as a limit: for any alpha > 0,
+however small, H moves the model equally far. ``server.lr`` must be 1: it would scale x's step, but
+not H. By default the participants' mean x + Delta is evaluated, as in the released code;
+``strategy/output=latest`` evaluates the x that is sent next. The released code divides alpha by n_i
+/ mean_j n_j, and puts alpha y into the weight decay, so clipping does not see that term.
 
 A client that loses its h_i starts at zero again, with a warning. FedPVR's code and FedDyn's
 CIFAR-10 example have alpha .01, FL-Simulator .1.
@@ -84,7 +84,7 @@ class FedDynClient(ClientSide):
         return {}
 
     def after_sending(self, reply: Reply, state: dict[str, Tensors]) -> None:
-        """Add to h_i what was sent of y_i - x, so that H stays the mean of all h_i."""
+        """Add to h_i the part of y_i - x that was sent, so that H stays the mean of all h_i."""
         if self.alpha > 0.0:
             h = self.drift_sum
             state[DRIFT_SUM] = {n: h[n] + sent.to(h[n]) for n, sent in reply.update.items()}
@@ -123,7 +123,7 @@ class FedDynServer:
 
 class FedDyn(Method):
     """FedDyn (Acar et al. 2021): a linear term moves each client's optimum to the common one; for
-    many rounds with clients that return.
+    long runs with clients that return.
 
     H is the mean of h_i over all clients with the plain mean alone.
     """

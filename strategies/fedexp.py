@@ -14,8 +14,8 @@ M orthogonal updates of one length have eta_g = max(1, M / 2) at eps = 0. ``serv
 eta_g: leave it at 1. In metrics.jsonl eta_g is step_norm / (norm_ratio * update_norm).
 
 The paper derives eta_g from the extrapolation of parallel projections, which all start at x
-(section 3). Asynchronous rounds are refused: their updates start elsewhere, and a step over
-||Dbar||^2 takes back the discount of stale ones.
+(section 3). fedhet rejects asynchronous rounds: their updates start elsewhere, and a step over
+||Dbar||^2 undoes the discount of stale ones.
 
 eps has the unit of squared updates. The released code has .001 on CIFAR-10 and CIFAR-100, and .1 on
 EMNIST. It weighs clients by n_i in both sums; its eps is M times this one and shrinks with the

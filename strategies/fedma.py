@@ -3,9 +3,9 @@
 Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni. ICLR 2020. https://arxiv.org/abs/2002.06440
 
 PFNM's assignment (strategies/pfnm.py) for linear layers and convolutions, with channels as neurons,
-from the inputs up: a neuron is its bias and its incoming weights from the matched neurons below, 0
-from those that its client has no copy of. The classifier is the clients' mean, weighted in each
-class by their shares of its examples. The grown network is the round's output model, as in PFNM.
+from the inputs up. A neuron is its bias and its incoming weights from the matched neurons below, or
+0 from a neuron that its client lacks. The classifier is the clients' mean, weighted in each class
+by their shares of its examples. The grown network is the round's output model, as in PFNM.
 
 In the paper clients retrain the layers above after each layer's matching, one exchange per layer.
 This is the released code's one-exchange path, with its gamma = 7, which MA-Echo's paper (Table 4)

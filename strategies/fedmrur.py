@@ -20,19 +20,19 @@ that of line 15 (components/aggregators.py):
     Delta = (mean_p ||D_p||) sum_p D_p / ||sum_p D_p||,   D_p = y_p - x;    x <- x + eta_g Delta
     m     = - Delta / (mean lr_sum of the round that made Delta)
 
-gamma = 0 leaves MoFedSAM with line 15, the paper's FedMRUR-N; a plain mean leaves FedMRUR-H; both,
-MoFedSAM; rho = 0 and alpha = 1 besides, FedAvg (with a plain mean). R >= 1, so gamma R adds gamma
-to the reported loss. ``space=euclidean`` has D2 = ||z - z_g||^2 (Table 8). ``lifts=data`` is our
-reading of Table 9's undefined "original data": the example is lifted with its representation,
-L(x, z), so beta + ||x||^2 takes the place of beta.
+gamma = 0 is MoFedSAM with line 15, the paper's FedMRUR-N; a plain mean is FedMRUR-H; both together
+are MoFedSAM, and with rho = 0 and alpha = 1 FedAvg (with a plain mean). R >= 1, so gamma R adds at
+least gamma to the reported loss. ``space=euclidean`` has D2 = ||z - z_g||^2 (Table 8).
+``lifts=data`` is our reading of Table 9's undefined "original data": the example is lifted with its
+representation, L(x, z), so beta + ||x||^2 takes the place of beta.
 
-Where the paper's Algorithm 1 differs: line 13's Delta points along the displacement, so line 10
-adds it where a gradient belongs; with the sign turned, m is as long as K eta_l gradients, and the
-feedback (1 - alpha) K eta_l = 1.35 a round diverges; divided by K eta_l everywhere (Lemma 7), the
-server's step would vary with eta_l. So Delta and m are kept apart, as in FL-Simulator's FedCM and
-MoFedSAM, on which the paper builds. It prints neither the lift (here that of its reference, Law et
-al., ICML 2019) nor how R is reduced (here exp by example, then the mean). From D2 / sigma = 20 on,
-exp goes on as its tangent, so that large features give a finite gradient.
+Where the paper's Algorithm 1 differs: line 13's Delta points along the displacement, but line 10
+uses it as a gradient. With the sign turned, m is as long as K eta_l gradients, and the feedback
+(1 - alpha) K eta_l = 1.35 a round diverges. Divided by K eta_l everywhere (Lemma 7), the server's
+step would vary with eta_l. So Delta and m are kept apart, as in FL-Simulator's FedCM and MoFedSAM,
+on which the paper builds. The paper prints neither the lift (here its reference's, Law et al., ICML
+2019) nor how R is reduced (here exp by example, then the mean). From D2 / sigma = 20 on, exp
+continues as its tangent, so that large features give a finite gradient.
 
 The paper: alpha .1, rho .5, gamma .005, sigma 1e4, beta 1, eta_l .1 x .998 a round.
 """
@@ -60,9 +60,9 @@ _LINEAR_FROM = 20.0  # e^20 = 4.9e8: far from float32's limits, and from any D2 
 def lorentz_distance(left: Tensor, right: Tensor, beta: Tensor | float = 1.0) -> Tensor:
     """Return the squared Lorentzian distances D2 (B,) of the lifts of two batches (B, d).
 
-    -2 beta - 2 <L, L'> is a difference of large numbers. This takes one of small ones, the second
-    as l_0 - l'_0 = <z - z', z + z'> / (l_0 + l'_0); what rounding leaves is relative to
-    ||z - z'||^2, not to ||z||^2. ``beta`` is of all examples or of each (B,).
+    -2 beta - 2 <L, L'> is a difference of large numbers. This computes a difference of small ones,
+    the second as l_0 - l'_0 = <z - z', z + z'> / (l_0 + l'_0), so the rounding error is relative to
+    ||z - z'||^2, not to ||z||^2. ``beta`` is one number, or one for each example (B,).
     """
     difference = left - right
     times = (beta + left.square().sum(1)).sqrt() + (beta + right.square().sum(1)).sqrt()
@@ -115,9 +115,9 @@ class ManifoldRegularizer(ClientSide):
 
 
 class FedMRUR(Method):
-    """FedMRUR (An et al. 2023): MoFedSAM whose clients stay close to the global model's
-    representations in hyperbolic space, and whose server gives the mean update the updates' mean
-    norm; against strong skew.
+    """FedMRUR (An et al. 2023): MoFedSAM; clients stay close to the global model's
+    representations in hyperbolic space, and the server stretches the mean update to the updates'
+    mean norm; against strong skew.
     """
 
     replaces = frozenset({"aggregator", "optimizer"})
@@ -127,7 +127,7 @@ class FedMRUR(Method):
     sigma: Positive = 10000.0
     """scale of the squared distance"""
     beta: Positive = 1.0
-    """of the hyperboloid"""
+    """beta of the hyperboloid <L, L> = -beta"""
     space: Space = "lorentz"
     """where distances are taken: lorentz | euclidean"""
     lifts: Lifts = "representation"

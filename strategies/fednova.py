@@ -2,17 +2,17 @@
 
 Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 
-FedAvg weighs a client by n_i and, unasked, by the steps that it takes: with different K_i it
-converges to the optimum of another objective. FedNova averages directions of one length (eq. 9):
+FedAvg weighs a client by n_i and, implicitly, by its steps: with different K_i it converges to the
+optimum of another objective. FedNova averages directions of equal length (eq. 9):
 
     y_i - x = - eta_l sum_k a_ik g_ik            |a_i|: the sum of the weights a_ik
     Delta   = tau_eff sum_i p_i (y_i - x) / |a_i|,      p_i = n_i / sum_j n_j,
               tau_eff = sum_i p_i |a_i|
 
 |a_i| = K_i for plain SGD; with local momentum m, (K_i - m (1 - m^K_i) / (1 - m)) / (1 - m)
-(section 4). With equal |a_i| this is FedAvg. Adam is refused: its step is no sum of gradients.
+(section 4). With equal |a_i| this is FedAvg. Adam is rejected: its step is not a sum of gradients.
 
-A client sends eta_l |a_i|, one number for each shared tensor: phases of training and
+A client sends eta_l |a_i|, one number for each shared tensor, because training phases and
 local.momentum_layers make them differ. (eta_l cancels; a tensor that nobody moved stays.)
 Where the paper differs: FedProx's proximal term, and weight decay, are in a_ik there; here they
 are part of g_ik. Its released code takes tau_eff = sum_i p_i K_i beside the proximal term.
@@ -124,7 +124,7 @@ class FedNova(Method):
     """
 
     replaces = frozenset({"aggregator"})
-    # What models that start apart differ by comes from no step.
+    # Models that start apart differ by more than their steps.
     requires = MappingProxyType({"strategy.aggregator": None, "local.initial": "received"})
 
     def parts(self) -> Parts:

@@ -2,14 +2,14 @@
 
 Lee, Jeong, Shin, Bae, Yun. NeurIPS 2022. https://arxiv.org/abs/2106.03097
 
-A client that sees few classes forgets the others. So what the local model says about the classes
-other than the example's own is held to what the received model says (eq. 3 to 5):
+A client that sees few classes forgets the others. So the local model's outputs for the classes
+other than the example's own are pulled to the received model's (eq. 3 to 5):
 
     L(y) = CE(y) + beta KL(q_x || q_y)
     q    = softmax of the logits without the true class's, over tau
 
-q_x is of the received model, in eval mode, q_y of the local model; KL is the mean over the batch.
-beta = 0 is FedAvg. The paper has beta = 1 and tau = 1. Where the released code differs: it
+q_x comes from the received model, in eval mode, q_y from the local model; KL is the mean over the
+batch. beta = 0 is FedAvg. The paper has beta = 1 and tau = 1. Where the released code differs: it
 multiplies the divergence by tau^2, as distillation does, which is 1 at the paper's tau.
 """
 
@@ -26,7 +26,7 @@ from fedhet.strategies.parts import Parts
 
 
 class FedNTDClient(ClientSide):
-    """Holds the outputs for the classes that are not the true one to the received model's."""
+    """Pulls the outputs for all classes but the true one to the received model's."""
 
     by_class = True
 
@@ -50,8 +50,8 @@ class FedNTDClient(ClientSide):
 
 
 class FedNTD(Method):
-    """FedNTD (Lee et al. 2022): keeps what the received model says about the classes that are not
-    the example's own, which clients with few classes forget; against label skew.
+    """FedNTD (Lee et al. 2022): keeps the received model's outputs for the other classes than the
+    example's own, which clients with few classes forget; against label skew.
     """
 
     beta: NotNegative = 1.0

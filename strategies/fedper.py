@@ -2,7 +2,8 @@
 
 Arivazhagan, Aggarwal, Singh, Choudhary. 2019. https://arxiv.org/abs/1912.00818
 
-A model is a body and a head. The body is FedAvg's; the head is a client's own (Algorithms 1, 2):
+A model is a body and a head. The body is trained as in FedAvg; each client keeps its head
+(Algorithms 1, 2):
 
     (b_i, h_i): E epochs of the local optimizer from (b, h_i), on both together
     b <- b + eta_g sum_i (n_i / sum_j n_j) (b_i - b)
@@ -23,8 +24,8 @@ from fedhet.strategies.method import Method
 
 
 class FedPer(Method):
-    """FedPer (Arivazhagan et al. 2019): personalised; the body is shared, and every client keeps a
-    head of its own.
+    """FedPer (Arivazhagan et al. 2019): personalised; clients share the body, and each keeps its
+    own head.
     """
 
     replaces = frozenset({"personal"})

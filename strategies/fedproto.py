@@ -9,11 +9,11 @@ features of an example, the input of the classifier (eq. 7, 8, by example as in 
 
 A client sends, by class, the sum of its examples' features and their number (eq. 3). P[c] is the
 mean over everybody's examples of class c (eq. 6 without its further 1 / |N_j|, which would shrink
-P; the released code takes the plain mean of the clients' means). In round 1 there is no term. A
-class without a prototype adds 0; a class that nobody in the round holds keeps its prototype.
+P; the released code takes the plain mean of the clients' means). Round 1 has no term. A class
+without a prototype adds 0; a class that nobody in the round holds keeps its prototype.
 
 The recipe keeps all tensors at the clients (strategy.personal=all) and scores the clients' models;
-lambda = 0 is then local training, and FedAvg where parameters are shared. C d floats go down,
+lambda = 0 is then local training, or FedAvg if parameters are shared. C d floats go down,
 C d + C up: the server learns a client's class counts and mean features. The paper predicts by the
 nearest prototype (eq. 4); here, as in FedDW's comparison, a model predicts by its logits.
 
@@ -58,11 +58,11 @@ PROTOTYPE_SUMS = "prototype_sums"
 
 
 class PrototypeClient(ClientSide):
-    """Draws features to the global prototype of their class; ``coefficient`` is lambda."""
+    """Pulls features to the global prototype of their class; ``coefficient`` is lambda."""
 
     by_class = True
     needs, sends = frozenset({PROTOTYPES}), frozenset({PROTOTYPE_SUMS})
-    per_example = frozenset({PROTOTYPE_SUMS})
+    per_example, counts = frozenset({PROTOTYPE_SUMS}), frozenset({COUNTS})
 
     def __init__(self, coefficient: float) -> None:
         self.coefficient = coefficient

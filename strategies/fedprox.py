@@ -6,10 +6,10 @@ Local objective (eq. 2), x the model as received:
 
     L(y) = CE(y) + (mu / 2) ||y - x||^2
 
-mu = 0 is FedAvg. The norm is squared and taken over all trainable shared tensors; clipping sees
-the whole gradient (in public code that puts mu into the weight decay it sees only a part).
-mu in the papers here: FedDW .01, FedPVR's code .01, MA-Echo .1; the default is .1, since .01 is too
-small to be seen with the recipes' rate and epochs.
+mu = 0 is FedAvg. The norm covers all trainable shared tensors. Clipping sees the whole gradient; in
+public code that puts mu into the weight decay, it sees only a part. mu in the papers here: FedDW
+.01, FedPVR's code .01, MA-Echo .1; the default is .1, because .01 shows no effect with the recipes'
+rate and epochs.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from fedhet.strategies.scaffold import Option, control_variates
 
 
 class FedPVR(Method):
-    """FedPVR (Li et al. 2023): SCAFFOLD's control variates on the last layers only: most of its
-    gain against label skew for few more bytes.
+    """FedPVR (Li et al. 2023): SCAFFOLD's control variates on the last layers only, which gives
+    most of its gain against label skew for few more bytes.
     """
 
     layers: Annotated[Selector, Refers("last:${task.classifier_tensors}")] = "head.*"

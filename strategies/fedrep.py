@@ -2,8 +2,8 @@
 
 Collins, Hassani, Mokhtari, Shakkottai. ICML 2021. https://arxiv.org/abs/2102.07078
 
-FedPer's parts (the body b is shared, the head h_i is a client's own), trained one after the other
-(Algorithm 1):
+FedPer's parts, a shared body b and each client's head h_i, trained one after the other (Algorithm
+1):
 
     h_i <- several epochs on the head, from h_i, at the received b
     b_i: the other epochs on the body, from b, at that head
@@ -26,7 +26,7 @@ from fedhet.strategies.method import Method
 
 
 class FedRep(Method):
-    """FedRep (Collins et al. 2021): personalised; every client fits a head of its own to the shared
+    """FedRep (Collins et al. 2021): personalised; every client fits its own head to the shared
     body, then the body to the head.
     """
 
@@ -43,5 +43,5 @@ class FedRep(Method):
     )
 
     head_epochs: Count = 1
-    """of local.epochs, for the head, first; the body gets the rest (the paper: all but one; FedDW's
-    code: 1 of 5)"""
+    """how many of local.epochs train the head, first; the others train the body (the paper: all but
+    one; FedDW's code: 1 of 5)"""

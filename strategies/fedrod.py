@@ -3,19 +3,19 @@
 Chen, Chao. ICLR 2022. https://arxiv.org/abs/2107.00778
 
 One body, two heads. The generic head G is trained with the body and averaged, as in FedAvg, but on
-the balanced softmax loss, in which a client's many examples of a class count for less; the
-personalised head P stays at the client and learns what G leaves (eq. 5 to 7). With z (B, d) the
-features, n_i[c] client i's examples of class c, and ``local.lr`` for eta_l:
+the balanced softmax loss, in which a client's frequent classes count for less. The personalised
+head P stays at the client and learns what G misses (eq. 5 to 7). With z (B, d) the features, n_i[c]
+client i's examples of class c, and ``local.lr`` for eta_l:
 
     body, G: E epochs of the local optimizer on f(G z + log n_i, labels)
     P <- P - eta_l grad f(G z + P z, labels)          with every step, z and G z held; from P = 0
 
-The client's own model is body and G + P, which is evaluated (``evaluation.model=clients``; ``both``
-adds the generic one). f is the task's loss; where that is not the cross-entropy, log n_i shifts its
-logits all the same. A class that a client lacks gets no gradient in G there.
+The client's own model, body and G + P, is evaluated (``evaluation.model=clients``; ``both`` adds
+the generic one). f is the task's loss; log n_i shifts its logits even if f is not the
+cross-entropy. A class that a client lacks gets no gradient in G there.
 
-The authors have published no code. PFLlib and fluke begin P as a copy of G. The paper's second
-form, in which a hypernetwork makes P, is not here.
+The authors published no code. PFLlib and fluke begin P as a copy of G. The paper's second form, in
+which a hypernetwork makes P, is not here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WEIGHT, _BIAS = "head.weight", "head.bias"
 
 
 class FedRoDClient(ClientSide):
-    """Trains the shared head on a balanced loss, and beside it a head that stays."""
+    """Trains the shared head on a balanced loss, and a second head that stays at the client."""
 
     by_class = True
     own_state = frozenset({HEAD})
@@ -55,7 +55,7 @@ class FedRoDClient(ClientSide):
         linear_classifier(model, "FedRoD adds a second head to")
 
     def begin(self, context: LocalContext) -> None:
-        """Take up P; count the classes."""
+        """Load P; count the classes."""
         names = [name for name in (_WEIGHT, _BIAS) if name in context.params]
         zero = {name: torch.zeros_like(context.params[name]) for name in names}
         self.head = dict(context.state.get(HEAD, zero))
@@ -71,7 +71,7 @@ class FedRoDClient(ClientSide):
             )
 
     def penalty(self, step: Step) -> Tensor:
-        """Move P; return what turns the loss of G into the balanced one."""
+        """Move P; return the term that turns the loss of G into the balanced one."""
         loss, labels = step.context.loss, step.labels
         if step.context.first_pass:
             self._move_head(step)
@@ -99,8 +99,8 @@ class FedRoDClient(ClientSide):
 
 
 class FedRoD(Method):
-    """FedRoD (Chen, Chao 2022): personalised; a shared head trained on a class-balanced loss, and
-    at every client a second head for its own classes.
+    """FedRoD (Chen, Chao 2022): personalised; clients share a head that is trained on a
+    class-balanced loss, and each keeps a second head for its own classes.
     """
 
     settings = OWN_MODELS

@@ -41,9 +41,9 @@ class SAM:
     """SGD along the gradient at the steepest point nearby.
 
     Args:
-        rho: how far away that is, in L2 norm over all trained tensors.
-        momentum, weight_decay, momentum_layers: of components/local_optimizers.py's SGD, which
-            takes the step; the perturbation does not see them.
+        rho: radius of the perturbation, in L2 norm over all trained tensors.
+        momentum, weight_decay, momentum_layers: as in components/local_optimizers.py's SGD, which
+            takes the step; the perturbation ignores them.
     """
 
     def __init__(

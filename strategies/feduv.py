@@ -8,10 +8,10 @@ Two terms make local training behave as though the client's data were IID:
     V = mean over classes of max(0, gamma - std over the batch of the softmax outputs)
     U = mean over pairs i < j of exp(-||z_i - z_j||^2 / sigma)
 
-gamma = 1 / sqrt(C) is the (unbiased) standard deviation of a column of the identity (C, C): of a
-batch that holds each class once, classified with certainty. U spreads the features z; sigma is the
-median of the batch's nonzero squared distances, with a gradient of its own, so U does not change
-with the scale of z. Of an even number it is the lower of the middle two, as in torch.median.
+gamma = 1 / sqrt(C) is the (unbiased) standard deviation of a column of the identity (C, C), that is
+of a batch that holds each class once, classified with certainty. U spreads the features z; sigma is
+the median of the batch's nonzero squared distances. It has a gradient, too, so U does not change
+with the scale of z. For an even number it is the lower of the middle two, as in torch.median.
 
 Coefficients as in the released code, 2.5 and .5. Both 0 is FedAvg.
 
@@ -67,9 +67,9 @@ def crowding(features: Tensor) -> Tensor:
 def median_apart(distances: Tensor) -> Tensor:
     """Return sigma, the median of the distances (n,) that are not zero; 1 where all are.
 
-    The gradient is nanmedian's, in equal parts to all that are the median. Both are written out:
-    on a GPU every step would wait for nanmedian without a dim, and with one its gradient goes to
-    one of them, not always the same.
+    The gradient is nanmedian's, shared equally by all entries that equal the median. Both are
+    written out here: on a GPU every step would wait for nanmedian without a dim, and with a dim its
+    gradient goes to only one of these entries, not always the same.
     """
     with torch.no_grad():
         ordered = torch.where(distances > 0, distances, torch.nan).sort().values  # NaN is last
@@ -104,8 +104,8 @@ def _precise(values: Tensor) -> Tensor:
 
 
 class FedUV(Method):
-    """FedUV (Son et al. 2024): keeps the outputs of a batch varied and its features spread, as IID
-    data would; against label skew without more bytes.
+    """FedUV (Son et al. 2024): keeps a batch's outputs varied and its features spread, as IID data
+    would; against label skew, without more bytes.
     """
 
     variance: NotNegative = 2.5

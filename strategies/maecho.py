@@ -13,22 +13,22 @@ other (Section 5; W (out, d) on inputs of width d, so projections multiply from 
 
 This is the authors' released loop and the default: alpha_i = 1 / N; s = 1.6 and 60 iterations for
 their MLP; s = .05, 300 iterations and Norm (each row of the increment divided by its length) for
-their CNN. The paper prints two other loops, which are aggregators of their own:
+their CNN. The paper prints two other loops, which you can choose with ``loop``:
 
-    maecho_algorithm1   W <- W - 2 eta sum_i alpha_i (W - V_i) P_i,
+    loop=algorithm1     W <- W - 2 eta sum_i alpha_i (W - V_i) P_i,
                         V_i <- V_i + (W - V_i) (I - mu / (1 + mu) P_i), mu = 1       (Algorithm 1)
-    maecho_eq11         the same W step; V_i = W_i + (W - W_i) (I - mu / (1 + mu) P_i)    (eq. 11)
+    loop=equation11     the same W step; V_i = W_i + (W - W_i) (I - mu / (1 + mu) P_i)    (eq. 11)
 
 both with result W. Algorithm 1 forgets the W_i: iterated, I - P / 2 contracts W - V_i in every
 direction. The paper takes alpha from eq. 6, the weights that make the step shortest:
 
     min_alpha || sum_i alpha_i (W - V_i) P_i ||^2,   sum_i alpha_i = 1,  0 <= alpha_i <= C
 
-Here that is an option of every loop (weights=program); it lowered the accuracy of each one on the
-golden case (docs/results/maecho.md).
+Here every loop has this option (weights=program); it lowered each one's accuracy on the golden case
+(docs/results/maecho.md).
 
 The classifier is not iterated: the row of a class is the mean over the clients that hold more than
-one example of it, and 0 where no client does. Tensors that belong to no layer are averaged.
+one example of it, or 0 if no client does. Tensors that belong to no layer are averaged.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ class HarmonizedOptima:
 
 
 class MAEcho(Method):
-    """MA-Echo (Su et al. 2023): one round; fuses models that clients have trained to convergence,
-    along the directions that their data leave free.
+    """MA-Echo (Su et al. 2023): one round; fuses models that clients trained to convergence, along
+    directions that do not change a client's outputs on its data.
     """
 
     replaces = frozenset({"aggregator"})
@@ -179,28 +179,28 @@ class MAEcho(Method):
 
     loop: Loop = "released"
     """released (the authors' code) | algorithm1 (as printed) | equation11 (Algorithm 1 with the V_i
-    of eq. 11); what the last two are worth is said above"""
+    of eq. 11)"""
     iterations: Whole = 60
-    """tau, at most"""
+    """tau, the most iterations of a layer"""
     step: Annotated[float, Field(gt=0, le=2)] = 1.6
-    """s, of W and of the V_i of the released loop: from 2 on the V_i diverge"""
+    """s, the step size of W, and in the released loop of the V_i, which diverge from 2 on"""
     normalise: bool = False
     """divide each row of the local models' increments by its length (the paper's CNN, with step .05
     and 300 iterations)"""
     weights: Weights = "uniform"
-    """of the clients in a step: uniform | program (eq. 6)"""
+    """how clients weigh in a step: uniform | program (eq. 6)"""
     cap: ShareAboveZero = 0.5
     """C of eq. 6, the most that a client may weigh; below 1 / N the weights are uniform"""
     initial: Initial = "average"
     """where the common model starts: average | first | random | regmean"""
     tolerance: NotNegative = 1.0e-6
-    """a layer has settled when its step is shorter than that share of it; 0: never"""
+    """stop iterating a layer when its step is shorter than this share of it; 0: never"""
     absent: Absent = "zero"
     """the classifier's row of a class that nobody holds: zero | keep (the server's)"""
     eta: Positive = 0.5
-    """of loop=algorithm1 and equation11: half of how far a step goes"""
+    """for loop=algorithm1 and equation11: half of W's step size"""
     mu: NotNegative = 1.0
-    """of the same: how strongly the local optima are held"""
+    """for the same loops: how strongly the V_i are held to the local optima"""
     projections: Projections = Projections(form="damped")
     seed: Annotated[Seed, Key("seed")] = 0
     device: Annotated[Device, Key("device")] = "auto"

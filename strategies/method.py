@@ -8,8 +8,8 @@
             return Parts(client_sides={"fedprox": FedProxClient(self.mu)})
 
 ``FedProx(mu=1.0)`` in a Flower app and ``fedhet strategy=fedprox strategy.fedprox.mu=1`` build this
-class. A field whose type is a :class:`MethodPart` is a node of its own (``strategy.soft_labels``),
-which all methods that have it share.
+class. A field whose type is a :class:`MethodPart` is a separate node (``strategy.soft_labels``),
+shared by all methods that have it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ ONE_SHOT: Settings = MappingProxyType(
 
 
 class MethodPart(Configured):
-    """Parameters, and the parts that are made from them.
+    """Parameters, and the parts made from them.
 
     Attributes:
         name: its node of the recipe is ``strategy.NAME``.
-        settings: other keys of the recipe, and groups, and what they are with it: the defaults
-            that a user may change.
-        requires: keys of the recipe, and the only value that they may have.
+        settings: new defaults of other keys or groups of the recipe; a user may change them.
+        requires: keys of the recipe, and the only value that each may have.
     """
 
     name: ClassVar[str] = ""
@@ -81,10 +80,10 @@ class Method(MethodPart, FederatedStrategy):
     """A method of one paper; FedAvg without fields and parts.
 
     Attributes:
-        replaces: the slots that the method cannot do without: of two methods that are combined,
-            only one may replace a slot.
+        replaces: the slots that the method needs for itself: only one of several combined methods
+            may replace a slot.
         server_lr: eta_g: x <- x + eta_g * Delta.
-        options: parts in the place of the method's, such as another aggregator.
+        options: parts that take the place of the method's, such as another aggregator.
         setup: of the run.
     """
 
@@ -112,7 +111,7 @@ class Method(MethodPart, FederatedStrategy):
 
     @classmethod
     def unbound(cls, values: Mapping[str, Any]) -> Self:
-        """Return the method with these parameters, for its parts alone: it runs no round."""
+        """Return the method with these parameters, only for its parts: it runs no round."""
         made = cls.__new__(cls)
         Configured.__init__(made, **values)
         return made
@@ -132,10 +131,10 @@ def combined(methods: Sequence[Method], options: Parts, setup: Setup) -> Federat
 
 
 def parts_together(methods: Sequence[Method]) -> Parts:
-    """Return the parts of several methods; a slot is that of the method that replaces it.
+    """Return the parts of several methods; a slot comes from the method that replaces it.
 
     Raises:
-        ConfigError: if two of them fill a slot, and neither or both cannot do without theirs.
+        ConfigError: if two of them fill a slot, and neither or both replace it.
     """
     methods = sorted(methods, key=lambda one: one.name)
     every = {one.name: one.all_parts() for one in methods}

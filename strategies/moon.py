@@ -3,7 +3,7 @@
 Li, He, Song. CVPR 2021. https://arxiv.org/abs/2103.16257
 
 z are the features of an example in the local model, z_glob in the model as received, z_prev in the
-client's own model of an earlier round. Training draws z to z_glob and away from z_prev (eq. 3, 4):
+client's own model of an earlier round. Training pulls z to z_glob and away from z_prev (eq. 3, 4):
 
     L(y) = CE(y) + mu mean over the batch of - log(g / (g + p))
     g = exp(cos(z, z_glob) / tau),   p = exp(cos(z, z_prev) / tau), summed over the previous models
@@ -11,10 +11,10 @@ client's own model of an earlier round. Training draws z to z_glob and away from
 The other models are frozen and in eval mode. mu = 0 is FedAvg. The paper tunes mu in {.1, 1, 5, 10}
 (5 for CIFAR-10, 1 for CIFAR-100), with tau = .5 and one previous model.
 
-A client keeps its whole trained model, buffers and personal parts too, as a previous one of its
-next participation; the oldest of more than ``previous`` goes. Its first round has no term. (The
-released code contrasts with the initial model then, which is the same only in round 1, where the
-term is log 2 with gradient 0.)
+A client keeps its whole trained model, with buffers and personal parts, as a previous model for its
+next participation, and drops the oldest if it has more than ``previous``. Its first round has no
+term. (In a client's first round the released code contrasts with the initial model. This is the
+same only in round 1, where the term is log 2 with gradient 0.)
 
 The paper takes z from a projection of 256 values between encoder and classifier; here z is the
 model's features, as in FedDW's code. The released code has lr .01, momentum .9, weight decay 1e-5.
@@ -38,7 +38,7 @@ _STATE = "moon-previous"
 
 
 class MOONClient(ClientSide):
-    """Draws the features to the global model's and away from the client's ``previous`` models'."""
+    """Pulls the features to the global model's and away from the client's ``previous`` models'."""
 
     def __init__(self, mu: float, tau: float, previous: int) -> None:
         self.mu = mu
@@ -47,7 +47,7 @@ class MOONClient(ClientSide):
         self.contrasted: list[nn.Module] = []
 
     def begin(self, context: LocalContext) -> None:
-        """Make the previous models, frozen, if there is any."""
+        """Build the previous models, frozen, if there are any."""
         self.contrasted = []
         for state in self._kept(context):  # none at mu = 0
             model = copy.deepcopy(context.global_model)
@@ -65,7 +65,7 @@ class MOONClient(ClientSide):
 
     @torch.no_grad()
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
-        """Keep the trained model in the client state, and of the older ones the latest."""
+        """Keep the trained model in the client state, and the latest of the older ones."""
         self.contrasted = []
         if self.mu > 0:
             trained = {n: v.detach().clone() for n, v in context.model.state_dict().items()}

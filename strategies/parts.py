@@ -49,7 +49,7 @@ class Parts:
     secure_aggregation: SecAggPlus | None = None  # the server learns a sum and no single reply
 
     def __or__(self, other: Parts) -> Parts:
-        """Return both; where both fill a slot, the other's part counts.
+        """Return both; if both fill a slot, the other's part counts.
 
         Sides are sorted by name: no sum over them depends on the order of the methods.
         """

@@ -3,7 +3,7 @@
 Fallah, Mokhtari, Ozdaglar. NeurIPS 2020. https://arxiv.org/abs/2002.07948
 
 The global model is trained to be good after one gradient step at a client: its objective F is its
-loss f after that step. Each gradient is on a mini-batch of its own, D, D' and D'' (Algorithm 1):
+loss f after that step. Each gradient has its own mini-batch, D, D' and D'' (Algorithm 1):
 
     F(w) = f(w - alpha grad f(w))
     w'   = w - alpha grad f(w; D)
@@ -18,18 +18,18 @@ beta is ``local.lr``. alpha = 0 is FedAvg that trains on every second mini-batch
 penalties of other methods; their corrections, and clipping, act on g. The step along g is plain
 SGD, so SCAFFOLD's option II may take the mean g from the displacement.
 
-num_steps counts moves: an epoch has half or a third of FedAvg's, and mini-batches left over at the
-end of training, or of a phase, are not used. A client with too few for one step is left out with an
-error: raise local.epochs, or lower local.batch_size.
+num_steps counts moves: an epoch has half or a third of FedAvg's. Mini-batches left over at the end
+of training, or of a phase, are not used. A client with too few for one step sends an error: raise
+local.epochs, or lower local.batch_size.
 
 The global model is evaluated without adaptation, as in FedDW's paper;
 ``evaluation.clients=true evaluation.finetune_epochs=1`` adds its accuracy after an epoch of plain
-steps of size alpha at every client, as F has it. Where alpha is too large, f can grow while F
+steps of size alpha at every client, as in F. If alpha is too large, f can grow while F
 (``train_loss``) stays small.
 
 FedDW's released code takes both gradients on the same mini-batch (``same_batch=true``), with alpha
-.01 and beta .001, in a copy of the model that it throws away with BatchNorm's statistics: those of
-its ResNet never move. Here they do, in every pass.
+.01 and beta .001, in a copy of the model that it throws away, BatchNorm's statistics included: its
+ResNet's never move. Here they move in every pass.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Grads = Sequence[Tensor | None]  # by param; None where a batch gives none
 
 
 class PerFedAvgOptimizer:
-    """Goes down the loss that is left after one gradient step.
+    """Minimises the loss that remains after one gradient step.
 
     Args:
         alpha: size of that step.
@@ -99,7 +99,7 @@ class PerFedAvgOptimizer:
         return loss
 
     def for_finetuning(self, lr: float) -> tuple[SGD, float]:
-        """Return what adapts the model to a client, and its step size: alpha, not beta."""
+        """Return the optimizer that adapts the model to a client, with its step size alpha."""
         return SGD(), self.alpha
 
     momentum = 0.0  # the moves are plain steps
@@ -108,10 +108,14 @@ class PerFedAvgOptimizer:
         """Return none: the moves are plain steps along the corrected g."""
         return []
 
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches a step draws."""
+        return 1 if self.same_batch else 2 if self.order == "first" else 3
+
     def _draw(self, next_batch: Callable[[], Batch]) -> tuple[Batch, Batch, Batch]:
-        count = 1 if self.same_batch else 2 if self.order == "first" else 3
-        drawn = [next_batch() for _ in range(count)]
-        return drawn[0], drawn[min(1, count - 1)], drawn[-1]
+        drawn = [next_batch() for _ in range(self.batches_per_step)]
+        return drawn[0], drawn[min(1, len(drawn) - 1)], drawn[-1]
 
     def _grads(self, backward: Backward, batch: Batch) -> tuple[Grads, Tensor]:
         loss = backward(batch)

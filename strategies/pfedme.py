@@ -2,22 +2,22 @@
 
 Dinh, Tran, Nguyen. NeurIPS 2020. https://arxiv.org/abs/2006.08848
 
-A client's objective is the Moreau envelope of its loss f: what is left of it at theta, the best
-model near w (eq. 2, 3). A step on w, with one mini-batch (Algorithm 1):
+A client's objective is the Moreau envelope of its loss f: the loss of theta, the best model near w,
+plus its distance to w (eq. 2, 3). A step on w, with one mini-batch (Algorithm 1):
 
     F(w)   = min over theta of f(theta) + (lambda / 2) ||theta - w||^2
     theta <- theta - lr (grad f(theta) + lambda (theta - w))          ``steps`` times, K
     w     <- w - eta_l lambda (w - theta)
 
-eta_l is ``local.lr``, beta of the paper's server ``server.lr``. theta begins as x in every round
-and goes on from step to step, as in the authors' code; that of a round's last step is the client's
-own model, which is evaluated (``evaluation.model=clients``; ``both`` adds the global one), with
-y_i's BatchNorm statistics. Nothing is kept from round to round. lambda = 0 does not move w.
+eta_l is ``local.lr``; the paper's beta is ``server.lr``. theta begins as x in every round and goes
+on from step to step, as in the authors' code. After a round's last step it is the client's own
+model, which is evaluated (``evaluation.model=clients``; ``both`` adds the global one), with y_i's
+BatchNorm statistics. No state survives a round. lambda = 0 does not move w.
 
 lambda (w - theta) takes the place of grad f(w): it goes through the local optimizer, so that
 momentum, weight decay, clipping and other methods' penalties act on w alone. A step costs K + 1
-gradients. The authors' code adds .001 theta to the inner gradient, and lets all clients train,
-those too that are not asked.
+gradients. The authors' code adds .001 theta to the inner gradient, and trains all clients, even
+those that were not sampled.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class PFedMeClient(ClientSide):
     """Takes steps down the Moreau envelope of the task's loss.
 
     Args:
-        coefficient: lambda, how strongly theta is drawn to w.
-        steps: K, gradient steps on theta for each on w.
-        lr: their size; theta does not settle from lr (lambda + the loss's curvature) = 2 on.
+        coefficient: lambda, how strongly w pulls theta.
+        steps: K, gradient steps on theta per step on w.
+        lr: their size; from lr (lambda + the loss's curvature) = 2 on, theta does not settle.
     """
 
     def __init__(self, coefficient: float, steps: int, lr: float) -> None:
@@ -52,7 +52,7 @@ class PFedMeClient(ClientSide):
         self.lr = lr
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
-        """Refuse optimizers that look ahead along f's gradient, which w does not have here."""
+        """Refuse optimizers that look ahead along f's gradient, which w lacks here."""
         sam = isinstance(optimizer, SAM) and optimizer.rho > 0.0
         if sam or isinstance(optimizer, PerFedAvgOptimizer):
             raise ConfigError(
@@ -69,7 +69,7 @@ class PFedMeClient(ClientSide):
         }
 
     def penalty(self, step: Step) -> Tensor:
-        """Note the mini-batch; return 0, with the slope that takes f out of w's gradient."""
+        """Note the mini-batch; return 0 with a slope that removes f from w's gradient."""
         if step.context.first_pass:
             self.step = step
         loss = step.context.loss(step.logits, step.labels)
@@ -106,10 +106,10 @@ class PFedMe(Method):
     """lambda, how strongly the client's own model is drawn to the one that travels; the authors'
     scripts: 15 to 30"""
     steps: Count = 5
-    """K, gradient steps on the own model for each on the one that travels"""
+    """K, gradient steps on the own model per step of the model that travels"""
     lr: Positive = 0.05
-    """their size; below 2 / (coefficient + the loss's largest curvature), or they diverge; the
-    authors' scripts: .01 to .1"""
+    """size of these steps, below 2 / (coefficient + the loss's largest curvature); the authors'
+    scripts: .01 to .1"""
 
     def parts(self) -> Parts:
         """Step down the envelope at the clients."""

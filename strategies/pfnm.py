@@ -2,11 +2,11 @@
 
 Yurochkin, Agarwal, Ghosh, Greenewald, Hoang, Khazaeni. ICML 2019. https://arxiv.org/abs/1905.12022
 
-A client's hidden neurons are noisy copies of some of a global network's neurons: which ones, is
-drawn from a Beta-Bernoulli process of mass gamma over the J clients, a global neuron's weights from
-N(mu0, sigma0), a client's copy of it from N(it, sigma). The most likely assignment is found client
-by client (fusion/neuron_matching.py). With the sums and precisions of the global neurons i, over
-the other clients' neurons assigned to them,
+A client's hidden neurons are noisy copies of some of a global network's neurons. The model draws
+which ones from a Beta-Bernoulli process of mass gamma over the J clients, a global neuron's weights
+from N(mu0, sigma0), and a client's copy of it from N(it, sigma). fusion/neuron_matching.py finds
+the most likely assignment client by client. With the sums and precisions of the global neurons i,
+over the other clients' neurons assigned to them,
 
     S_i = 1 / sigma0 + sum_j 1 / sigma,   g_i = mu0 / sigma0 + sum_j w_j / sigma
 
@@ -22,9 +22,9 @@ doubles only the second logarithms). Clients are assigned one after the other, t
 order for ``sweeps`` sweeps. The global neuron is g_i / S_i; sigma = sigma0 halves a neuron that a
 single client has. A layer grows to at most ``max_neurons``.
 
-Layers are matched from the top: a neuron is its bias and its outgoing weights to the matched
-neurons above, 0 to those that its client has no copy of. In the first layer its incoming weights
-belong to it, too. Weights to a class, and the classifier's bias, have the precision 1 / sigma times
+Layers are matched from the top. A neuron is its bias and its outgoing weights to the matched
+neurons above, or 0 to a neuron that its client lacks; in the first layer also its incoming weights.
+Weights to a class, and the classifier's bias, have the precision 1 / sigma times
 the client's share of the class's examples. Biases have mu0 = .1, all else 0. Linear layers only;
 for convolutions see strategies/fedma.py.
 

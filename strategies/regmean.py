@@ -9,7 +9,7 @@ squares that has a closed form (eq. 2; here W multiplies from the left, W (out, 
 
 where the off-diagonal entries of A_i are multiplied by ``shrinkage`` (the paper: .9, .1 for T5), so
 that the sum has an inverse. shrinkage = 1 is the bare form (with the pseudoinverse); 0 weights each
-input by itself. The classifier is fused like any other layer, or by MA-Echo's mask. Tensors that
+input separately. The classifier is fused like any other layer, or by MA-Echo's mask. Tensors that
 belong to no layer are averaged.
 
 A_i comes from MA-Echo's projections (fusion/projections.py), P_i = A_i (A_i + z_i I)^-1 = U diag(p)
@@ -61,8 +61,8 @@ def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:
         aims += local.double() @ moment
     if not total.any():  # no client's model calls this layer
         return layer.local.mean(0)
-    # Weight 0 for directions that no client's inputs have, up to the float32 that A_i travelled in:
-    # what lies below is rounding, and its inverse would be larger than all else.
+    # Directions that no client's inputs have get weight 0. A_i travelled in float32, so smaller
+    # entries are rounding errors, and their inverse would exceed everything else.
     tolerance = torch.finfo(torch.float32).eps
     inverse: Tensor = torch.linalg.pinv(total, rtol=tolerance, hermitian=True)
     return (aims @ inverse).to(layer.local.dtype)
@@ -115,7 +115,7 @@ class RegMean(Method):
     requires = MappingProxyType({"strategy.aggregator": None, "strategy.projections.form": "ridge"})
 
     shrinkage: Share = 0.9
-    """of the entries beside the diagonals of the inputs' second moments"""
+    """factor on the off-diagonal entries of the inputs' second moments"""
     classifier: Classifier = "fused"
     """fused (as other layers) | masked (as MA-Echo's)"""
     projections: Projections = Projections()

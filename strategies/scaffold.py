@@ -8,16 +8,16 @@ After K steps (eq. 4):   option I   c_i+ = g_i(x), the gradient of the local los
 Server (eq. 5):          x <- x + eta_g / |S| sum_{i in S} (y_i - x)
                          c <- c + (1 / N) sum_{i in S} (c_i+ - c_i),   N all clients, not |S|
 
-c and all c_i start at zero, again where a client has lost its c_i. c travels down (d numbers),
-c_i+ - c_i up (d). Corrected are all tensors, in FedPVR the last ones; correcting none is FedAvg.
+c and all c_i start at zero, and again after a client lost its c_i. c travels down (d numbers),
+c_i+ - c_i up (d). SCAFFOLD corrects all tensors, FedPVR the last ones; correcting none is FedAvg.
 
-``lr_sum``, the sum of the step sizes that a tensor really took, stands for K eta_l. y_0 is not x
-where another method moves the start (FedALA).
-Option II takes the mean gradient from the displacement, so it needs plain SGD. Ours, option
-II-momentum: with momentum m the j-th gradient moves a tensor by eta_l (1 + m + ... + m^(K-j)), so
-the displacement over the sum of these is a weighted mean of gradients. Weight decay and penalties
-of other methods are in option II's c_i; option I's is the gradient of the task loss alone, in train
-mode, without augmentation. Clipping acts on the corrected gradient.
+``lr_sum``, the sum of the step sizes that a tensor really took, stands for K eta_l. y_0 differs
+from x if another method moves the start (FedALA). Option II takes the mean gradient from the
+displacement, so it needs plain SGD. Option II-momentum is ours: with momentum m the j-th gradient
+moves a tensor by eta_l (1 + m + ... + m^(K-j)), so the displacement over the sum of these is a
+weighted mean of gradients. Option II's c_i includes weight decay and other methods' penalties;
+option I's is the gradient of the task loss alone, in train mode, without augmentation. Clipping
+acts on the corrected gradient.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ControlVariateClient(ClientSide):
     Args:
         layers: the tensors that are corrected.
         option: how c_i+ is estimated; "I" takes one more pass over the data.
-        method: whose keys the errors name, "scaffold" or "fedpvr".
+        method: "scaffold" or "fedpvr", for the keys in errors.
     """
 
     needs, sends = frozenset({CONTROL_VARIATE}), frozenset({DELTA})
@@ -112,7 +112,7 @@ class ControlVariateClient(ClientSide):
         return {DELTA: subtract(new, self.local)}
 
     def after_sending(self, reply: Reply, state: dict[str, Tensors]) -> None:
-        """Keep c_i plus what was sent of c_i+ - c_i, so that c stays the mean of all c_i."""
+        """Keep c_i plus the sent part of c_i+ - c_i, so that c stays the mean of all c_i."""
         if sent := reply.payloads[DELTA]:
             state[CONTROL_VARIATE] = {n: c + sent[n].to(c) for n, c in self.local.items()}
 

@@ -31,7 +31,7 @@ class DeclaresReads(Protocol):
 
 
 def reads_of(part: object) -> Reads:
-    """Return what a part reads; of one that does not say, assume that it reads the replies."""
+    """Return what a part reads: the replies, unless it says otherwise."""
     if isinstance(part, DeclaresReads):
         return part.reads
     return Reads.SUM if isinstance(part, SumAggregator) else Reads.REPLIES
@@ -55,9 +55,9 @@ class Observer(Protocol):
     """Measures a round and changes nothing; called before any transform.
 
     Attributes:
-        key: of the recipe, that asks for it; errors name it.
+        key: the key of the recipe that asks for it; errors name it.
 
-    It says in an attribute ``reads`` what it reads; without one it reads the replies.
+    Its attribute ``reads`` says what it reads; without one it reads the replies.
     """
 
     key: str
@@ -78,9 +78,9 @@ class Weighs(Protocol):
 
 
 class ReplyAggregator(Protocol):
-    """(x, replies) -> Delta, over the trainable shared tensors; all replies are kept for it.
+    """(x, replies) -> Delta, over the trainable shared tensors; the server keeps all replies.
 
-    One that weighs clients by their examples says so (:class:`Weighs`).
+    If it weighs clients by their examples, it says so (:class:`Weighs`).
     """
 
     def __call__(self, params: Tensors, replies: Sequence[Reply], /) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ class ReplyAggregator(Protocol):
 class SumAggregator(Protocol):
     """An aggregator that reads the weighted mean of the updates.
 
-    One that reads their norms, too, says so in an attribute ``reads``.
+    If it also reads their norms, its attribute ``reads`` says so.
     """
 
     @property
@@ -108,7 +108,7 @@ class CombinesReplies(Protocol):
 
     Attributes:
         trust: how far each reply of the last round counted, by client id: 1 as in the plain mean
-            or more, 0 left out.
+            or more; 0 not at all.
     """
 
     weighting: Weighting
@@ -127,7 +127,7 @@ class CombinesReplies(Protocol):
     def combine(
         self, params: Tensors, total: ReplySum, replies: Sequence[Reply], round: int
     ) -> ReplySum:
-        """Return the sum that all parts read instead of ``total``, which is that of the replies."""
+        """Return the sum that all parts read instead of ``total``, the sum of the replies."""
 
     def __call__(self, params: Tensors, total: ReplySum, /) -> dict[str, Tensor]:
         """Return Delta."""
@@ -164,7 +164,7 @@ class ServerOptimizer(Protocol):
 class Output(Protocol):
     """The model that a round evaluates and stores; training continues from x.
 
-    It says in an attribute ``reads`` what it reads; without one it reads the replies.
+    Its attribute ``reads`` says what it reads; without one it reads the replies.
     """
 
     def __call__(

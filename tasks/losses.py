@@ -38,8 +38,9 @@ def require_logits(outputs: Tensor, num_classes: int) -> None:
         raise ConfigError(
             f"the model's outputs have the shape {shape}, but the task has {num_classes} classes: "
             f"they must be logits (B, {num_classes}), or (B, {num_classes}, H, W) for masks. "
-            "Change the model (a binary classifier has two logits) or task.num_classes; null takes "
-            "the outputs of the module task.classifier"
+            f"Change the model (task.model_options.num_classes={num_classes}, if it takes "
+            "that; a binary classifier has two logits) or task.num_classes; null takes the outputs "
+            "of the module task.classifier"
         )
 
 

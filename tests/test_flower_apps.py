@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedhet
 from fedhet.common.results import read_rows, read_summary
 from fedhet.conf import compose_overrides, plain_part
-from fedhet.flower_apps import _words
 from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import build_task
 from fedhet.tasks.models.mlp import mlp
@@ -241,8 +240,3 @@ def test_datasets_and_arrays_give_the_same_batches():
     for (x, y), (other_x, other_y) in zip(*found, strict=True):
         assert torch.equal(x, other_x)
         assert torch.equal(y, other_y)
-
-
-def test_settings_may_be_paths_and_numbers_of_numpy(tmp_path):
-    settings = {"seed": np.int64(3), "local.lr": np.float32(0.5), "results_dir": tmp_path / "a b"}
-    assert _words(settings) == ["seed=3", "local.lr=0.5", f"results_dir='{tmp_path}/a b'"]

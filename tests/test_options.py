@@ -84,15 +84,6 @@ def test_an_option_builds_its_class_with_the_recipes_values(group, name):
             assert kept == plain
 
 
-@pytest.mark.parametrize(("group", "name"), OPTIONS)
-def test_every_key_of_an_option_has_words_and_a_meaning(group, name):
-    entry = catalogue.options()[group][name]
-    assert entry["summary"]
-    for key, one in entry["keys"].items():
-        assert one["allowed"], key
-        assert one["meaning"], key
-
-
 @pytest.mark.parametrize(
     ("words", "key"),
     [

@@ -30,14 +30,14 @@ def folder(own_project):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("9lives", "9lives is no name for a package"),
-        ("my-project", "my-project is no name for a package"),
-        ("class", "class is no name for a package"),
-        ("x" * 33, "is no name for a package"),
+        ("9lives", "9lives is not a package name"),
+        ("my-project", "my-project is not a package name"),
+        ("class", "class is not a package name"),
+        ("x" * 33, "is not a package name"),
         ("numpy", "numpy is the name of an installed package"),
         ("json", "json is the name of an installed package"),
         ("sys", "sys is the name of an installed package"),
-        ("tabular", "tabular is the name of a task of fedhet's"),
+        ("tabular", "tabular is the name of one of fedhet's tasks"),
         ("fedhet", "fedhet is the name of an installed package"),
         ("taken", "taken exists"),
     ],
@@ -63,12 +63,6 @@ def test_the_name_is_everywhere(tmp_path):
     assert "my-project" not in text
     assert 'name = "two-words"' in text
     assert "two_words/conf/task/two_words.yaml" in written
-
-
-def test_the_readme_says_where_the_pages_are_that_it_names(tmp_path):
-    write_project(tmp_path / "mine")
-    text = (tmp_path / "mine" / "README.md").read_text()
-    assert "docs/tutorial.md and docs/own.md in a clone of fedhet, where `make docs`" in text
 
 
 # ---- recipes -------------------------------------------------------------------------------------

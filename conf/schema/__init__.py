@@ -59,12 +59,12 @@ class InitialModel(Section):
     """The trained model that the server starts from, in place of the seed's."""
 
     path: Text | None = Field(
-        description="of a run's folder, or of a file: model.safetensors, or a state_dict as "
+        description="a run's folder, or a file: model.safetensors, or a state_dict as "
         ".safetensors, .pt or .pth"
     )
     layers: Selector = Field(
-        description="which of its tensors: all | last:N | first:N | name patterns; the others are "
-        "the seed's"
+        description="which of its tensors to take: all | last:N | first:N | name patterns; the "
+        "others come from the seed"
     )
 
 
@@ -99,11 +99,11 @@ class Calibration(Section):
     """Prediction sets: after the last round clients calibrate on held-out examples."""
 
     alphas: list[Inside] = Field(
-        description="sets contain the right class in 1 - alpha of all cases, such as [0.1]; []: "
+        description="sets contain the right class in a share 1 - alpha of cases, as [0.1]; []: "
         "no sets"
     )
     bins: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
-        description="of a client's histogram of scores"
+        description="bins of a client's histogram of scores"
     )
     temperature_share: Annotated[float, Field(ge=0, le=0.9)] = Field(
         description="share of the held-out examples that the temperature is fitted on"
@@ -124,8 +124,10 @@ class Diagnostics(Section):
     cka_every: Count = Field(
         description="compare every this many rounds, and in the first and the last"
     )
-    cka_examples: Two | None = Field(description="the first this many of the test set; null: all")
-    cka_clients: Two = Field(description="the first this many of a round's clients")
+    cka_examples: Two | None = Field(
+        description="how many test examples to use, the first ones; null: all"
+    )
+    cka_clients: Two = Field(description="how many of a round's clients to use, the first ones")
 
 
 class Checkpoint(Section):
@@ -151,9 +153,9 @@ class EarlyStopping(Section):
         description="accuracy, loss, one of evaluation.metrics, or these with client_ or received_"
     )
     patience: Count | None = Field(
-        description="after this many evaluations in a row without an improvement; null: never"
+        description="stop after this many evaluations in a row without improvement; null: never"
     )
-    min_delta: NotNegative = Field(description="an improvement is more than that")
+    min_delta: NotNegative = Field(description="smaller changes are no improvement")
     mode: Literal["auto", "min", "max"] = Field(
         description="auto (losses and errors are minimised) | min | max; a metric of your own "
         "needs min or max"
@@ -164,7 +166,9 @@ class Phase(Section):
     """A part of local training in which only some tensors are trained."""
 
     layers: Selector = Field(description="the tensors that are trained")
-    epochs: Count | None = Field(None, description="for so many; null: the rest of local.epochs")
+    epochs: Count | None = Field(
+        None, description="for how many epochs; null: the rest of local.epochs"
+    )
 
 
 class Strategy(Section):
@@ -178,7 +182,7 @@ class Strategy(Section):
     )
     phases: list[Phase] = Field(
         description="local training in parts: [{layers: head.*, epochs: 1}, {layers: body.*, "
-        "epochs: null}]; null: the rest"
+        "epochs: null}]; null: the remaining epochs"
     )
     personal: Selector = Field(
         description="tensors that stay at the client: none | all | last:N | name patterns"
@@ -193,7 +197,7 @@ class Strategy(Section):
         description="how replies become one; null: the method's own; set by strategy/aggregator=..."
     )
     server_optimizer: Part | None = Field(
-        description="what is done with it; null: the method's own; set by "
+        description="how the server steps along it; null: the method's own; set by "
         "strategy/server_optimizer=..."
     )
     output: Part | None = Field(
@@ -212,6 +216,15 @@ class Strategy(Section):
     )
 
 
+class Sites(Section):
+    """What the sites of a simulation have of their own."""
+
+    policy: Text | dict[int, Text] | None = Field(
+        description="file with the rules of all sites, or of some by client: {1: strict.yaml}; "
+        "null: none (docs/policy.md)"
+    )
+
+
 class Recipe(Section):
     """The recipe of a run."""
 
@@ -224,10 +237,10 @@ class Recipe(Section):
     )
     participation: ShareAboveZero = Field(description="|S| / N, the share of clients in a round")
     rounds: Whole = Field(
-        description="the last round; 0: nothing is trained, and the initial model is evaluated"
+        description="the last round; 0: evaluate the initial model and train nothing"
     )
     seed: Seed = Field(
-        description="of the initial model, partition, cohorts, batches, augmentation and dropout"
+        description="seed of model, partition, cohorts, batches, augmentation and dropout"
     )
     target_accuracy: Share | None = Field(description="stop after the round that reaches it")
     device: Device = Field(description="auto (a GPU where there is one) | cpu | cuda | cuda:N")
@@ -258,9 +271,10 @@ class Recipe(Section):
         description="where the run writes; absolute, or below the current directory"
     )
     resume: bool | Literal["auto"] = Field(
-        description="continue from the last checkpoint in results_dir; auto: if there is a run, "
-        "and else begin one"
+        description="continue from the last checkpoint in results_dir; auto: continue a run if "
+        "there is one, else begin one"
     )
+    site: Sites
     local: Local
     schedule: Part = Field(description="the factor of local.lr in a round; set by schedule=...")
     system: Part | None = Field(

@@ -38,7 +38,7 @@ class Local(Section):
     optimizer: Text = Field(
         description="a name of local.optimizers: sgd | adam, or a method's own (sam, per_fedavg)"
     )
-    momentum: Share = Field(description="of sgd and sam")
+    momentum: Share = Field(description="momentum of sgd and sam")
     momentum_layers: Selector = Field(description="sgd: the tensors that momentum acts on")
     weight_decay: NotNegative = Field(description="added to the gradient after clipping")
     clip: Positive | None = Field(description="maximum L2 norm of the corrected gradient")
@@ -65,7 +65,7 @@ class Partition(Section):
     holdout: ShareBelowOne = Field(
         0.0, description="fraction that each client holds out; none trains on what any holds out"
     )
-    seed: Seed | None = Field(None, description="of the partition; null: the run's seed")
+    seed: Seed | None = Field(None, description="seed of the partition; null: the run's seed")
 
 
 class _WithAlpha(Partition):
@@ -192,8 +192,8 @@ class Runtime(Section):
         description="how long it waits for the clients before round 1"
     )
     min_clients: Count | None = Field(
-        description="so many clients are enough for round 1 when that time is over, the others may "
-        "join later; null: all"
+        description="how many clients are enough for round 1 when that time is over; the others "
+        "may join later; null: all"
     )
 
 
@@ -202,7 +202,7 @@ class RayRuntime(Runtime):
 
     name: Literal["ray"] = Field(description=_RUNTIME)  # type: ignore[assignment]
     address: Text | None = Field(
-        description="of the cluster; null: one started on this machine for this run"
+        description="address of the cluster; null: start one on this machine for this run"
     )
 
 
@@ -255,13 +255,13 @@ class MLflowLogger(PlainLogger):
         description="http://... | sqlite:////an/absolute/path.db; null: MLFLOW_TRACKING_URI, else "
         "below results_dir"
     )
-    experiment: Text = Field(description="of MLflow that gets the run")
+    experiment: Text = Field(description="MLflow's experiment that gets the run")
 
 
 class WandBLogger(PlainLogger):
     """Weights & Biases."""
 
-    project: Text = Field(description="of W&B that gets the run")
+    project: Text = Field(description="W&B's project that gets the run")
     entity: Text | None = Field(description="the user or team; null: the account's default")
     mode: Literal["online", "offline"] | None = Field(
         description="null: what WANDB_MODE says, else online"

@@ -49,14 +49,14 @@ class Lora(Section):
     target_modules: Annotated[list[Text], Field(min_length=1)] = Field(
         description="ends of the names of the layers that get one, such as [q_lin,v_lin]"
     )
-    dropout: ShareBelowOne = Field(0.0, description="of an adapter's inputs")
+    dropout: ShareBelowOne = Field(0.0, description="dropout of an adapter's inputs")
     modules_to_save: list[Text] = Field(
         [], description="modules that are trained in full, beside the classifier"
     )
 
 
 class _AnyTask(Section):
-    name: Text = Field(description="of the task; set by task=...")
+    name: Text = Field(description="name of the task; set by task=...")
     path: Text | None = Field(
         None,
         description="the data: a folder, a file, or a data set's name on the hub, as the task's "
@@ -71,7 +71,7 @@ class _AnyTask(Section):
     )
     classifier: Text | None = Field(
         None,
-        description="of an own model: the module that makes the outputs, such as fc; null: its "
+        description="your own model: the module that makes the outputs, such as fc; null: its "
         "last linear layer",
     )
     head_bias: bool | None = Field(
@@ -83,10 +83,10 @@ class _AnyTask(Section):
         "null: as PyTorch has it",
     )
     model_options: dict[str, Any] | None = Field(
-        None, description="of an own model: further arguments of its function"
+        None, description="your own model: further arguments of its function"
     )
     lora: Lora | None = Field(
-        None, description="of an own model: train and send low-rank adapters and the classifier"
+        None, description="your own model: train and send low-rank adapters and the classifier"
     )
 
 
@@ -101,7 +101,7 @@ class _Task(_AnyTask):
         "test", description="name of the test split; null: split off, always in the same way"
     )
     test_fraction: Inside = Field(
-        0.2, description="the fraction that is split off for the test where there is no test split"
+        0.2, description="share of the examples to test on, if there is no test split"
     )
     train_size: Count | None = Field(
         None, description="train on a random subset of that many examples; null: all"
@@ -134,9 +134,9 @@ class ImageTask(_Task):
         0,
         description="training images: cut from a copy padded by so many black pixels; 0: no crop",
     )
-    crop_probability: Share = Field(1.0, description="of a training image to be cut so")
+    crop_probability: Share = Field(1.0, description="probability that a training image is cut so")
     stem: Literal["imagenet", "cifar"] | None = Field(
-        None, description="of a ResNet-18; null: as the model's paper has it"
+        None, description="first layers of a ResNet-18; null: as the model's paper has it"
     )
 
 
@@ -177,28 +177,28 @@ class OwnTask(_AnyTask):
         None, description="column of the class, or of the number to predict"
     )
     data: Reference = Field(
-        description="gives (train, test): of one client, if it has a parameter client_id or "
-        "partition_id, or else of all; docs/own.md"
+        description="gives (train, test): one client's, if it has a parameter client_id or "
+        "partition_id, else everybody's; docs/own.md"
     )
     test_data: Reference | None = Field(
         None,
-        description="gives the server's test examples; null: those of task.data, if it has all",
+        description="gives the server's test examples; null: task.data's, if it gives everybody's",
     )
     loss: Literal["cross_entropy", "mse", "l1", "huber"] | Reference | None = Field(
         None,
-        description="(outputs, targets) -> mean loss; null: cross_entropy, of a regression mse",
+        description="(outputs, targets) -> mean loss; null: cross_entropy, for a regression mse",
     )
     data_options: dict[str, Any] | None = Field(
         None, description="further arguments of the data function"
     )
     columns: list[Text] | None = Field(
-        None, description="names of input and target where an example is a dict; null: found"
+        None, description="names of input and target if an example is a dict; null: found"
     )
     input_shape: list[Count] | None = Field(
-        None, description="of one input, for a model of fedhet's; null: that of the test examples"
+        None, description="shape of an input, for fedhet's models; null: as the test examples"
     )
     input_range: list[float] | None = Field(
-        None, description="of images: the values of black and white, for strategy=dense"
+        None, description="images: the values of black and white, for strategy=dense"
     )
 
 

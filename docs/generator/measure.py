@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flwr.app import Context, Message, MessageType, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedhet.common.flower.task_identity import set_identity
 from fedhet.conf import FOLDER, compose, plain_part
 from fedhet.conf.catalogue import method_of
 from fedhet.server_app import app as server
@@ -79,7 +79,7 @@ class Cost:
 
 def measure(*words: str) -> Cost:
     """Run two rounds of a recipe, such as ``strategy=fedprox``, and count."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # in every message
+    set_identity()  # in every message
     logging.getLogger("flwr").setLevel(logging.WARNING)
     recipe = compose(overrides(*words))
     short = {k: v for k, v in _AT_SERVER.items() if OmegaConf.select(recipe, k) is not None}

@@ -10,18 +10,18 @@ from fedhet.strategies.modes.compatibility import MODES, PAIRS, Mode, in_words
 PAGE = Path(__file__).resolve().parents[1] / "modes.md"
 _TEXT = """# Modes
 
-A mode changes a round of any method: who trains in it, what travels, and what the server can read.
-This page is written from
-[strategies/modes/compatibility.py](../strategies/modes/compatibility.py). The same table is checked
-before round 1, so the modes of a run that starts go together.
+A mode changes a round of any method: who trains, what travels, and what the server can read.
+This page comes from
+[strategies/modes/compatibility.py](../strategies/modes/compatibility.py). fedhet checks the same
+table before round 1.
 
-## What a mode leaves to be read
+## What the server can read
 
 Every part of a method (aggregator, server halves, transforms, output) and every observer declares
-what it reads of the clients' replies. A part that reads more than a mode leaves is refused, with
-the keys to change.
+what it reads of the clients' replies. fedhet rejects a part that reads more than a mode allows, and
+names the keys to change.
 
-| mode | key | hides | hooks into | leaves to be read |
+| mode | key | hides | hooks into | parts may read |
 |---|---|---|---|---|
 {modes}
 
@@ -46,5 +46,5 @@ def page() -> str:
 def _left_by(mode: Mode) -> str:
     left = in_words(mode.leaves)
     if mode.to_aggregator != Reads.ALL and mode.to_aggregator != mode.leaves:
-        left += f" (to the aggregator: {in_words(mode.to_aggregator)})"
+        left += f" (the aggregator: {in_words(mode.to_aggregator)})"
     return left

@@ -2,6 +2,6 @@
 
 ``sources`` and ``run_data`` read runs, ``data_file`` keeps them in one file, ``layout`` and
 ``published_tables`` put them into rows and columns, ``statistics`` has the numbers, ``page`` puts
-the parts together, ``markdown`` and ``html`` write them. ``paper_figures`` finds what a package of
+the parts together, ``render`` writes them. ``paper_figures`` finds what a package of
 ``reproductions/`` adds for its paper.
 """

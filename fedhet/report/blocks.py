@@ -56,6 +56,11 @@ class Listing:
     code: bool = False
 
 
+def not_available(reasons: Sequence[str]) -> list[Block]:
+    """Return why some of what a section shows is missing; nothing if it is all there."""
+    return [Paragraph("Not available here:"), Listing(reasons)] if reasons else []
+
+
 @dataclass(frozen=True)
 class Entry:
     """A table's entry: a text, a smaller one below it, and whether it is the column's best."""
@@ -65,23 +70,26 @@ class Entry:
     best: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
-    """A table; the first column names the rows."""
+    """A table: a frame whose cells are texts or entries; the first column names the rows."""
 
-    head: Sequence[str]
-    rows: Sequence[Sequence[Entry]]
+    frame: pd.DataFrame
     caption: str = ""
     words: int = 1  # number of leading columns that hold words; the others hold numbers
 
-    @classmethod
-    def of(cls, frame: pd.DataFrame, caption: str = "", words: int = 1) -> Table:
-        """Return the table of a frame, whose cells are texts or entries."""
-        rows = [
+    @property
+    def head(self) -> list[str]:
+        """The columns' names."""
+        return [str(name) for name in self.frame.columns]
+
+    @property
+    def rows(self) -> list[list[Entry]]:
+        """The entries of each row."""
+        return [
             [cell if isinstance(cell, Entry) else Entry(str(cell)) for cell in row]
-            for row in frame.itertuples(index=False)
+            for row in self.frame.itertuples(index=False, name=None)
         ]
-        return cls(list(map(str, frame.columns)), rows, caption, words)
 
 
 @dataclass(frozen=True)

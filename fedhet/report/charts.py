@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pandas as pd
 
 from fedhet.report.blocks import Chart, Key, Spec
 from fedhet.report.colors import AXIS, GRID, INK, PAGE, PALETTE, STYLES
-from fedhet.report.run_data import Run
 
 COUNTED = ("round", "tensor", "layer")  # labels of x whose ticks are whole numbers
 EARLY = 0.1  # of a curve's range of x: the steep start does not decide the range of y
@@ -37,22 +35,39 @@ CONFIG = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Curve:
     """A line over x with its band; a single run has no band.
 
-    A run that is not completed has a line of its own, which ends with a cross. ``axes`` holds other
-    x of the same points, by the axis's label.
+    A run that is not completed has a line of its own, which ends with a cross.
     """
 
     key: Key
-    x: Sequence[float]
-    mean: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
+    points: pd.DataFrame  # by x: mean, low and high, and other x by the axis's label
     runs: int
     completed: bool = True
-    axes: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, key: Key, by_run: Sequence[pd.DataFrame], *, completed: bool = True
+    ) -> Curve | None:
+        """Return the curve of several runs where all of them have x; None without such points.
+
+        Args:
+            key: the line's colour and style.
+            by_run: y by x, and other x by the axis's label; an axis that lacks a point is left out.
+            completed: whether the runs are completed.
+        """
+        if not by_run:
+            return None
+        found = pd.concat(by_run)
+        everywhere = found.groupby(level=0)["y"].transform("size") == len(by_run)
+        groups = found[everywhere].dropna(axis="columns").groupby(level=0)
+        points = groups.mean().rename(columns={"y": "mean"})
+        if points.empty:
+            return None
+        points = points.assign(low=groups["y"].min(), high=groups["y"].max())
+        return cls(key, points, len(by_run), completed)
 
 
 @dataclass(frozen=True)
@@ -68,33 +83,6 @@ class Panel:
     log: bool = False  # the scale of y
 
 
-def over_runs(key: Key, by_run: Sequence[Mapping[float, float]]) -> Curve | None:
-    """Return the curve of several runs' values by x, where all runs have x; None without any."""
-    shared = sorted(set(by_run[0]).intersection(*by_run[1:])) if by_run else []
-    if not shared:
-        return None
-    values = [[points[x] for points in by_run] for x in shared]
-    low, high = list(map(min, values)), list(map(max, values))
-    return Curve(key, shared, list(map(statistics.fmean, values)), low, high, len(by_run))
-
-
-def with_axes(line: Curve, runs: Sequence[Run], units: Mapping[str, tuple[str, float]]) -> Curve:
-    """Return a curve over rounds with the runs' means of other x.
-
-    ``units`` has for each axis's label the column, or ``bytes``, and its unit.
-    """
-    found = {}
-    for label, (column, unit) in units.items():
-        by_run = [
-            run.bytes_by_round() if column == "bytes" else dict(run.points(column)) for run in runs
-        ]
-        if all(int(x) in points or x == 0 for points in by_run for x in line.x):
-            found[label] = [
-                statistics.fmean(p.get(int(x), 0.0) / unit for p in by_run) for x in line.x
-            ]
-    return replace(line, axes=found)
-
-
 def common_range(
     curves: Sequence[Curve], marks: Sequence[float] = (), *, log: bool = False
 ) -> tuple[float, float] | None:
@@ -105,8 +93,8 @@ def common_range(
     """
     if not curves:
         return None
-    low = min([*marks, *(value for line in curves for value in _late(line.x, line.low))])
-    high = max([*marks, *(value for line in curves for value in _late(line.x, line.high))])
+    late = pd.concat([_late(line.points) for line in curves])
+    low, high = min([*marks, float(late["low"].min())]), max([*marks, float(late["high"].max())])
     if log:
         factor = (high / low) ** 0.04 if high > low else 2.0
         return low / factor, high * factor
@@ -114,10 +102,10 @@ def common_range(
     return low - margin, high + margin
 
 
-def _late(x: Sequence[float], values: Sequence[float]) -> list[float]:
-    start = x[0] + EARLY * (x[-1] - x[0])
-    late = [value for at, value in zip(x, values, strict=True) if at >= start]
-    return late if len(late) > 1 else list(values)
+def _late(points: pd.DataFrame) -> pd.DataFrame:
+    first, last = points.index[0], points.index[-1]
+    late = points[points.index >= first + EARLY * (last - first)]
+    return late if len(late) > 1 else points
 
 
 def gallery(
@@ -131,7 +119,8 @@ def gallery(
     """
     first = panels[0].x_label
     keys = list({line.key.label: line.key for p in panels for line in p.curves}.values())
-    labels = [k for k in kinds if k == first or any(k in c.axes for p in panels for c in p.curves)]
+    known = {first, *(label for p in panels for line in p.curves for label in line.points)}
+    labels = [label for label in kinds if label in known]
     pictures = {
         f"{stem.name}_{kinds[label]}{f'_{part + 1}' if part else ''}": _lines(
             panels, axis, label, chosen, abreast
@@ -158,15 +147,15 @@ def _without_equal_colors(keys: Sequence[Key]) -> list[list[Key]]:
 
 def _points(panels: Sequence[Panel], labels: Sequence[str]) -> pd.DataFrame:
     """Return the points of all panels; ``x0``, ``x1``, ... are the axes."""
+    axes = {label: f"x{number}" for number, label in enumerate(labels)}
     frames = []
     for number, panel in enumerate(panels):
         for place, line in enumerate(panel.curves):
-            axes = {f"x{n}": line.axes.get(label) for n, label in enumerate(labels)}
-            frame = pd.DataFrame({**axes, "x0": line.x, "y": line.mean})
-            if line.runs > 1:
-                frame = frame.assign(low=line.low, high=line.high)
-            symbol = [""] * len(line.x)
-            symbol[-1] = "" if line.completed and len(line.x) > 1 else "circle"
+            frame = line.points.rename(columns={"mean": "y", **axes}).reset_index(names="x0")
+            if line.runs == 1:
+                frame = frame.drop(columns=["low", "high"])
+            symbol = [""] * len(frame)
+            symbol[-1] = "" if line.completed and len(frame) > 1 else "circle"
             symbol[-1] = symbol[-1] if line.completed else "cross"
             thinner = place / max(1, len(panel.curves) - 1)  # equal lines stay visible
             frames.append(

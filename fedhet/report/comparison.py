@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from statistics import stdev
+from dataclasses import dataclass
 
 import pandas as pd
-from scipy.special import stdtrit
 
 from fedhet.common.errors import ConfigError
 from fedhet.report.blocks import Entry, Table
-from fedhet.report.layout import NO_COLUMN, Layout, Line
+from fedhet.report.layout import NO_COLUMN, Cell, Layout
 from fedhet.report.names import listed
 from fedhet.report.statistics import ACCURACIES, Estimate, Figure, decimals, estimate
 
-LEVEL = 0.95
-_ROUNDING = 1e-9  # of a score: differences that are less come from the order of sums
 DEFAULT_BASELINES = ("fedavg", "average")  # the first that is there
 _MOST_DECIMALS = 4  # of a difference
 _UNITS = {
@@ -27,64 +23,12 @@ _UNITS = {
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A mean with its confidence interval by Student's t; one number has no interval."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    count: int
-    rounding: float = field(default=0.0, compare=False)  # what is no more than that is 0
-
-    @classmethod
-    def of(
-        cls, values: Sequence[float], most: float = math.inf, scale: float | None = None
-    ) -> Interval:
-        """Return the interval of independent values; equal ones say nothing of their spread.
-
-        Args:
-            values: at least one.
-            most: values lie in [0, most], and so does the interval.
-            scale: of the scores that the values are differences of; None: they are scores.
-        """
-        mean, count = math.fsum(values) / len(values), len(values)
-        rounding = _ROUNDING * (max(map(abs, values)) if scale is None else scale)
-        if count < 2 or max(values) - min(values) <= rounding:
-            return cls(mean, None, None, count, rounding)
-        half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * stdev(values) / math.sqrt(count)
-        low, high = mean - half, mean + half
-        if most < math.inf:
-            low, high = max(0.0, low), min(most, high)
-        return cls(mean, low, high, count, rounding)
-
-    @property
-    def sign(self) -> int:
-        """1 or -1 if the interval lies above or below 0, else 0."""
-        if self.low is None or self.high is None:
-            return 0
-        return int(self.low > 0) - int(self.high < 0)
-
-    @property
-    def is_seen(self) -> bool:
-        """Whether the mean is other than 0 beyond the spread, or in every one of several values."""
-        everywhere = self.low is None and self.count > 1 and abs(self.mean) > self.rounding
-        return self.sign != 0 or everywhere
-
-    def range_text(self, digits: int, sign: str = "") -> str:
-        """Return ``[1.2, 4.9]``, or a dash."""
-        if self.low is None or self.high is None:
-            return "-"
-        return f"[{self.low:{sign}.{digits}f}, {self.high:{sign}.{digits}f}]"
-
-
-@dataclass(frozen=True)
 class Ranked:
     """A row of a column."""
 
     label: str
     score: Estimate
-    interval: Interval | None  # None: not every run has reached the target
-    difference: Interval | None  # to the baseline over common seeds; None without any, or for it
+    difference: Estimate | None  # to the baseline over common seeds; None without any, or for it
 
 
 @dataclass(frozen=True)
@@ -105,8 +49,8 @@ class Comparison:
     def gap_digits(self) -> int:
         """Decimals of its differences: enough for the end next to 0 of an interval without it."""
         gaps = [row.difference for row in self.rows if row.difference and row.difference.sign]
-        ends = [min(abs(gap.low or 0.0), abs(gap.high or 0.0)) for gap in gaps]
-        needed = [math.ceil(-math.log10(end)) for end in ends if end > 0]
+        ends = [gap.nearest_to_zero for gap in gaps if gap.nearest_to_zero]
+        needed = [math.ceil(-math.log10(end)) for end in ends]
         return max(self.digits, min(_MOST_DECIMALS, max(needed, default=0)))
 
 
@@ -116,62 +60,44 @@ def comparisons(layout: Layout, figure: Figure, baseline: str = "") -> list[Comp
     ``baseline`` is a row's label or method; by default it is the plain mean of models, or else
     the first row.
     """
-    found = []
-    for number, column in enumerate(layout.columns):
-        lines = [line for line in layout.lines if _measured(line, number, figure)]
-        if lines:
-            found.append(_comparison(column, number, lines, figure, baseline))
-    return found
+    measured = {
+        column: [cell for cell in layout.column(column) if estimate(figure, cell.runs)]
+        for column in layout.columns
+    }
+    return [_comparison(cells, figure, baseline) for cells in measured.values() if cells]
 
 
 def check_baseline(layouts: Sequence[Layout], baseline: str) -> None:
     """Raise a ConfigError if no row is the baseline."""
-    lines = [line for layout in layouts for line in layout.lines]
-    if baseline and not lines:
+    names = [word for layout in layouts for row, m in layout.methods.items() for word in (m, row)]
+    if baseline and not names:
         raise ConfigError(f"--baseline {baseline}: no run is completed, so there is none")
-    if baseline and not any(_is(line, baseline) for line in lines):
-        allowed = ", ".join(dict.fromkeys(word for x in lines for word in (x.method, x.label)))
+    if baseline and baseline.casefold() not in map(str.casefold, names):
+        allowed = ", ".join(dict.fromkeys(names))
         raise ConfigError(f"--baseline {baseline} is unknown; allowed: {allowed}")
 
 
-def _is(line: Line, name: str) -> bool:
-    return name.casefold() in (line.label.casefold(), line.method.casefold())
-
-
-def _measured(line: Line, number: int, figure: Figure) -> bool:
-    return any(figure.of(run) is not None for run in line.cells[number].runs)
-
-
-def _comparison(
-    column: str, number: int, lines: Sequence[Line], figure: Figure, baseline: str
-) -> Comparison:
-    names = [baseline] if baseline else DEFAULT_BASELINES
-    chosen = next((x for name in names for x in lines if _is(x, name)), lines[0])
-    scores = pd.DataFrame({line.label: _by_seed(line, number, figure) for line in lines})
-    differences = scores.sub(scores[chosen.label], axis="index")
+def _comparison(cells: Sequence[Cell], figure: Figure, baseline: str) -> Comparison:
+    names = [baseline.casefold()] if baseline else DEFAULT_BASELINES
+    called = (c for name in names for c in cells if name in (c.row.casefold(), c.method.casefold()))
+    chosen = next(called, cells[0]).row
+    scores = pd.DataFrame({cell.row: _by_seed(cell, figure) for cell in cells})
+    differences = scores.sub(scores[chosen], axis="index")
     rows = []
-    for line in lines:
-        score = estimate(figure, line.cells[number].runs)
+    for cell in cells:
+        score, paired = estimate(figure, cell.runs), differences[cell.row].dropna().tolist()
         assert score is not None
-        own, paired = (frame[line.label].dropna().tolist() for frame in (scores, differences))
-        interval = Interval.of(own, _most(figure)) if score.complete else None
-        scale = float(scores[[line.label, chosen.label]].abs().max().max())
-        compared = paired and line is not chosen
-        difference = Interval.of(paired, scale=scale) if compared else None
-        rows.append(Ranked(line.label, score, interval, difference))
+        scale = float(scores[[cell.row, chosen]].abs().max().max())
+        compared = paired and cell.row != chosen
+        rows.append(Ranked(cell.row, score, Estimate(paired, scale=scale) if compared else None))
     better = -1 if figure.larger_is_better else 1
     rows.sort(key=lambda row: (not row.score.complete, better * row.score.mean))
-    return Comparison(column, figure, chosen.label, rows)
+    return Comparison(cells[0].column, figure, chosen, rows)
 
 
-def _most(figure: Figure) -> float:
-    """Return the largest value that a figure can have."""
-    return math.inf if figure.name not in ACCURACIES else 100.0 if figure.percent else 1.0
-
-
-def _by_seed(line: Line, number: int, figure: Figure) -> pd.Series:
+def _by_seed(cell: Cell, figure: Figure) -> pd.Series:
     """Return a row's figure by seed; a run that has not reached the target has none."""
-    values = {run.seed: figure.of(run) for run in line.cells[number].runs}
+    values = {run.seed: figure.of(run) for run in cell.runs}
     return pd.Series({s: v.number for s, v in values.items() if v and v.reached}, dtype=float)
 
 
@@ -190,10 +116,10 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
                     "setting": one.column,
                     "rank": str(place or "-"),
                     "mean": Entry(_mean_text(row, digits), best=best),
-                    "95 % interval": row.interval.range_text(digits) if row.interval else "-",
+                    "95 % interval": row.score.interval_text(digits),
                     "seeds": str(row.score.count),
                     "minus the baseline": _gap_text(one, row, gap_digits),
-                    "its 95 % interval": gap.range_text(gap_digits, "+") if gap else "-",
+                    "its 95 % interval": gap.interval_text(gap_digits, "+") if gap else "-",
                     "common seeds": str(gap.count) if gap else "-",
                 }
             )
@@ -203,8 +129,8 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
     if all(len(one.rows) == 1 for one in found):
         alone = ["method", "setting", "mean", "95 % interval", "seeds"]
         frame = frame[[name for name in alone if name in frame]]
-        return Table.of(frame, _caption(found), words=list(frame.columns).index("mean"))
-    return Table.of(frame, _caption(found), words=list(frame.columns).index("rank"))
+        return Table(frame, _caption(found), words=frame.columns.get_loc("mean"))
+    return Table(frame, _caption(found), words=frame.columns.get_loc("rank"))
 
 
 def _mean_text(row: Ranked, digits: int) -> str:
@@ -282,13 +208,13 @@ def _pair_text(one: Comparison, row: Ranked) -> str:
     unit = _UNITS.get(one.figure.name, "") if one.figure.percent or one.digits == 1 else ""
     side, seeds = "above" if gap.mean > 0 else "below", f"{gap.count} common seeds"
     pair = f"{row.label} is {abs(gap.mean):.{digits}f}{unit} {side} {one.baseline}"
-    low, high = sorted((abs(gap.low or 0.0), abs(gap.high or 0.0)))
+    low, high = sorted(map(abs, gap.interval or (0.0, 0.0)))
     if gap.sign:
         said = f"{pair} [{low:.{digits}f}, {high:.{digits}f}] over {seeds}."
-    elif gap.low is not None:
+    elif gap.interval:
         said = (
             f"No difference can be seen between {row.label} and {one.baseline}: "
-            f"{gap.mean:+.{digits}f}{unit} {gap.range_text(digits, '+')} over {seeds}."
+            f"{gap.mean:+.{digits}f}{unit} {gap.interval_text(digits, '+')} over {seeds}."
         )
     elif gap.count == 1:
         said = f"{pair} with one common seed: no interval can be said of one seed."
@@ -318,8 +244,8 @@ def _seeds_text(one: Comparison, row: Ranked) -> str:
     if row.score.count == 1:
         return "One seed: no interval can be said."
     seeds = f"{row.score.count} seeds."
-    if row.interval is None:
+    if not row.score.complete:
         return seeds
-    if row.interval.low is None:
+    if row.score.interval is None:
         return f"Equal in all of {seeds}"
-    return f"95 % interval {row.interval.range_text(one.digits)} over {seeds}"
+    return f"95 % interval {row.score.interval_text(one.digits)} over {seeds}"

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedhet.report.blocks import Block, Chart, Heading, Key, Listing, Paragraph, Table
-from fedhet.report.charts import Curve, Panel, common_range, gallery, over_runs, with_axes
+from fedhet.report.blocks import Block, Chart, Heading, Key, Paragraph, Table, not_available
+from fedhet.report.charts import Curve, Panel, common_range, gallery
 from fedhet.report.data_file import AGREEMENT, Partition
-from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs
+from fedhet.report.layout import NO_COLUMN, Cell, Layout
 from fedhet.report.names import column_title, listed
 from fedhet.report.partition_chart import partition_chart
 from fedhet.report.run_data import AT_CLIENTS, ON_TEST_SET, Run, evaluation_place, score_of
@@ -65,8 +65,8 @@ def line_panels(
     """
     marks = marks or [()] * len(layout.columns)
     found = [
-        _curves(layout, number, keys, points, units or {}, incomplete)
-        for number in range(len(layout.columns))
+        _curves(layout.column(column), keys, points, units or {}, incomplete)
+        for column in layout.columns
     ]
     shown = [mark for some in marks for mark in some]
     y_range = common_range([line for lines in found for line in lines], shown, log=log)
@@ -78,28 +78,26 @@ def line_panels(
 
 
 def _curves(
-    layout: Layout,
-    column: int,
-    keys: Mapping[str, Key],
-    points: Points,
-    units: Units,
-    incomplete: bool,
+    cells: Sequence[Cell], keys: Mapping[str, Key], points: Points, units: Units, incomplete: bool
 ) -> list[Curve]:
     """Return the lines of a column: each row's mean, then the runs that did not complete."""
-    found: list[Curve] = []
-    groups = [(line.label, line.cells[column].runs, True) for line in layout.lines]
+
+    def curve(row: str, runs: Sequence[Run], completed: bool) -> Curve | None:
+        by_run = [_points(run, values, units) for run in runs if (values := points(run))]
+        return Curve.of(keys[row], by_run, completed=completed)
+
+    found = [curve(cell.row, cell.runs, True) for cell in cells]
     if incomplete:
-        groups += [
-            (line.label, (run,), False)
-            for line in layout.lines
-            for run in line.cells[column].others
-        ]
-    for label, runs, completed in groups:
-        measured = [(run, values) for run in runs if (values := points(run))]
-        curve = over_runs(keys[label], [values for _, values in measured])
-        if curve is not None:
-            whole = replace(curve, completed=completed)
-            found.append(with_axes(whole, [run for run, _ in measured], units))
+        found += [curve(cell.row, [run], False) for cell in cells for run in cell.others]
+    return [line for line in found if line]
+
+
+def _points(run: Run, values: Mapping[float, float], units: Units) -> pd.DataFrame:
+    """Return a run's y by round, and what it has spent until then by the axis's label."""
+    found = pd.DataFrame({"y": values})
+    for label, (column, unit) in units.items():
+        spent = run.bytes_by_round() if column == "bytes" else dict(run.points(column))
+        found[label] = pd.Series({0: 0.0, **spent}) / unit
     return found
 
 
@@ -136,8 +134,7 @@ def scores(
     def points(run: Run) -> dict[float, float]:
         return {float(r): scale * y for r, y in run.points(score) if r <= last}
 
-    cells = [cell for line in layout.lines for cell in line.cells]
-    drawn = [run for cell in cells for run in (*cell.runs, *cell.others) if points(run)]
+    drawn = [run for cell in layout.cells for run in (*cell.runs, *cell.others) if points(run)]
     if not drawn:
         return []
     axes, where = _axes(drawn), evaluation_place(drawn, score)
@@ -193,7 +190,7 @@ def metrics(
 
 def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -> list[Block]:
     """Return every other numeric column that runs have, as small multiples."""
-    runs = [run for _, _, cell in cells_with_runs(layout) for run in cell.runs]
+    runs = layout.completed
     names = dict.fromkeys(name for run in runs for name in run.columns)
     elsewhere = {*NO_DIAGNOSTICS, *measured_metrics(runs)}
     if score_of(runs) == "loss":  # it has a chart of its own
@@ -236,8 +233,7 @@ def _steady_table(layout: Layout, names: Sequence[str]) -> Table:
         return "-" if not values else f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.6g}"
 
     rows = [
-        {column_title(name): text(cell.runs, name) for name in names}
-        for _, _, cell in cells_with_runs(layout)
+        {column_title(name): text(cell.runs, name) for name in names} for cell in layout.measured
     ]
     caption = "Constant over the rounds of each run; the mean over the seeds."
     return cell_table(layout, pd.DataFrame(rows), caption)
@@ -254,9 +250,7 @@ def partitions(found: Sequence[Partition], stem: Path) -> list[Block]:
     for number, partition in enumerate(shown, 1):
         chart = _partition_chart(partition, f"{stem.name}_partition_{number}")
         blocks += [Heading(3, partition.title), chart]
-    if missing := [f"{p.title}: {p.error}" for p in found if p.error]:
-        blocks += [Paragraph("Not available here:"), Listing(missing)]
-    return blocks
+    return blocks + not_available([f"{p.title}: {p.error}" for p in found if p.error])
 
 
 def _partition_chart(partition: Partition, name: str) -> Chart:

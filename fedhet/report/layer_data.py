@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from fedhet.common.results import Row, read_rows
 
@@ -65,15 +67,20 @@ def _of_tensors(rows: Sequence[Row], late_rounds: int) -> dict[str, Any]:
     shapes: Mapping[str, Sequence[int]] = rows[0]["shapes"]
     step = math.ceil(len(measured) / MOST_ROUNDS)
     last = measured[-1]["round"]
-    kept = [row for row in measured if row["round"] % step == 0 or row["round"] in (1, last)]
-    late = [row for row in measured if row["round"] > last - late_rounds]
+    diversity, norms = (
+        pd.DataFrame([row[name] for row in measured], columns=list(shapes), dtype=float)
+        for name in ("drift_diversity", "update_norm")
+    )
+    rounds = pd.Series([row["round"] for row in measured])
+    kept = (rounds % step == 0) | rounds.isin((1, last))
+    late = rounds > last - late_rounds
     return {
         "tensors": list(shapes),
         "matrices": [place for place, shape in enumerate(shapes.values()) if len(shape) > 1],
-        "rounds": [row["round"] for row in kept],
-        "diversity": [_rounded(row["drift_diversity"].get(n) for n in shapes) for row in kept],
-        "late": _rounded(_mean(r["drift_diversity"].get(n) for r in late) for n in shapes),
-        "norms": _rounded(_mean(r["update_norm"].get(n) for r in late) for n in shapes),
+        "rounds": rounds[kept].tolist(),
+        "diversity": [_rounded(row) for row in diversity[kept].to_numpy()],
+        "late": _rounded(diversity[late].mean()),
+        "norms": _rounded(norms[late].mean()),
     }
 
 
@@ -88,15 +95,11 @@ def _of_layers(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _pairs_mean(matrix: Values) -> float | None:
-    """Return the mean of a symmetric matrix's entries above the diagonal."""
-    return _mean(value for row, values in enumerate(matrix) for value in values[row + 1 :])
+def _pairs_mean(matrix: Values) -> float:
+    """Return the mean of a symmetric matrix's entries above the diagonal; NaN without any."""
+    values = np.asarray(matrix, dtype=float)
+    return float(pd.Series(values[np.triu(np.ones_like(values, dtype=bool), 1)]).mean())
 
 
-def _mean(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-def _rounded(values: Any) -> list[float | None]:
-    return [None if value is None else float(f"{value:.{DIGITS}g}") for value in values]
+def _rounded(values: Iterable[float]) -> list[float | None]:
+    return [None if math.isnan(value) else float(f"{value:.{DIGITS}g}") for value in values]

@@ -11,9 +11,9 @@ from fedhet.report.blocks import Block, Heading, Key, Table
 from fedhet.report.charts import Panel, gallery
 from fedhet.report.figures import line_panels, lines_are
 from fedhet.report.layer_data import LayerFigures
-from fedhet.report.layout import Cell, Layout, cells_with_runs
+from fedhet.report.layout import Cell, Layout
 from fedhet.report.run_data import LATE_ROUNDS, Run
-from fedhet.report.statistics import over_seeds
+from fedhet.report.statistics import mean_text
 from fedhet.report.tables import cell_table
 
 MOST_PICKED = 6  # tensors with a panel, or a column of the table, of their own
@@ -26,7 +26,7 @@ OfLayers = Callable[[LayerFigures], Mapping[float, float]]  # y by x
 
 def layers(layout: Layout, keys: Mapping[str, Key], stem: Path) -> list[Block]:
     """Return the figures by layer of the runs that have them."""
-    found = [figures for _, _, cell in cells_with_runs(layout) for figures in _of_cell(cell)]
+    found = [figures for cell in layout.measured for figures in _of_cell(cell)]
     measured = [figures for figures in found if figures.rounds]
     compared = [figures for figures in found if figures.compared]
     if not measured and not compared:
@@ -139,11 +139,9 @@ def _panels(
 
 def _table(layout: Layout, names: Sequence[str], values: ByName, what: str) -> Table:
     def text(cell: Cell, name: str) -> str:
-        found = [by_name[name] for by_name in map(values, _of_cell(cell)) if name in by_name]
-        return over_seeds(found).text(3) if found else "-"
+        found = map(values, _of_cell(cell))
+        return mean_text([by_name[name] for by_name in found if name in by_name], 3)
 
-    frame = pd.DataFrame(
-        {name: text(cell, name) for name in names} for _, _, cell in cells_with_runs(layout)
-    )
+    frame = pd.DataFrame({name: text(cell, name) for name in names} for cell in layout.measured)
     caption = f"{what}; mean ± sample standard deviation over seeds."
     return cell_table(layout, frame, caption)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeVar
 
 from fedhet.common.results import COMPLETED
 from fedhet.conf import FOLDER_KEYS, NOTES, SITE_KEYS
 from fedhet.report.names import method_title
 from fedhet.report.run_data import Run, by_seed
+
+Found = TypeVar("Found")
 
 METHOD_KEYS = "strategy."
 NO_COLUMN = "all runs"
@@ -43,31 +47,57 @@ class Published:
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of a row and column, equal in all but the seed."""
+    """The runs of a row and a column, equal in all but the seed.
 
+    A row of the tables is a line of the curves.
+    """
+
+    row: str
+    column: str
+    method: str  # it decides the row's colour
     runs: tuple[Run, ...] = ()  # the completed ones, one per seed
     others: tuple[Run, ...] = ()  # those that are not completed
     published: Published | None = None
+    not_run: str = ""  # why its row has no runs, if that is intended
 
-
-@dataclass(frozen=True)
-class Line:
-    """A row of the tables, a line of the curves."""
-
-    label: str
-    method: str  # it decides the colour
-    cells: tuple[Cell, ...]  # one per column
-    not_run: str = ""  # why it has no runs, if that is intended
+    @property
+    def name(self) -> str:
+        """Its row and column."""
+        return self.row if self.column == NO_COLUMN else f"{self.row} · {self.column}"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Rows and columns, notes about them, and the names of the keys whose values are columns."""
+    """Cells row after row, notes about them, and the names of the keys whose values are columns."""
 
     columns: tuple[str, ...]
-    lines: tuple[Line, ...]
+    cells: tuple[Cell, ...]
     notes: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> dict[str, list[Cell]]:
+        """The cells of each row, by column."""
+        return {row: [c for c in self.cells if c.row == row] for row in self.methods}
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """The method of each row."""
+        return {cell.row: cell.method for cell in self.cells}
+
+    @property
+    def measured(self) -> list[Cell]:
+        """The cells that have completed runs, column after column."""
+        return [cell for column in self.columns for cell in self.column(column) if cell.runs]
+
+    @property
+    def completed(self) -> list[Run]:
+        """The completed runs."""
+        return [run for cell in self.measured for run in cell.runs]
+
+    def column(self, name: str) -> list[Cell]:
+        """Return the cells of a column, by row."""
+        return [cell for cell in self.cells if cell.column == name]
 
 
 def automatic_layout(
@@ -88,16 +118,16 @@ def automatic_layout(
     columns = sorted({_values(run, keys) for run in runs}, key=_sort_key)
     if len(columns) > MOST_COLUMNS and not by:  # a search: what varies makes rows instead
         keys, columns = [], [()]
-    lines: list[Line] = []
+    labels = _labels(keys, columns) if keys else [NO_COLUMN]
+    cells: list[Cell] = []
     notes: list[str] = []
     for method in methods:
-        cells = [
-            ([r for r in runs if r.method == method and _values(r, keys) == column], None)
-            for column in columns
-        ]
-        lines += split_lines(method_title(method), method, cells, notes)
-    labels = tuple(_label(keys, column) for column in columns)
-    return Layout(labels, tuple(lines), tuple(notes), tuple(_names(keys)))
+        members = {
+            label: [r for r in runs if r.method == method and _values(r, keys) == values]
+            for label, values in zip(labels, columns, strict=True)
+        }
+        cells += split_row(method_title(method), method, members, notes)
+    return Layout(tuple(labels), tuple(cells), tuple(notes), tuple(_names(keys)))
 
 
 def _swept(words: Sequence[str], runs: Sequence[Run]) -> list[str]:
@@ -108,34 +138,30 @@ def _swept(words: Sequence[str], runs: Sequence[Run]) -> list[str]:
     return [key for key in found if key and len({_values(run, [key]) for run in runs}) > 1]
 
 
-def split_lines(
-    label: str,
-    method: str,
-    cells: Sequence[tuple[Sequence[Run], Published | None]],
-    notes: list[str],
-    not_run: str = "",
-) -> list[Line]:
-    """Return a row, or several if the runs of a cell differ in more than the seed."""
-    runs = [run for members, _ in cells for run in members]
-    keys = _fewest(_differing_within([members for members, _ in cells]), runs)
+def split_row(
+    label: str, method: str, members: Mapping[str, Sequence[Run]], notes: list[str]
+) -> list[Cell]:
+    """Return a row's cells, or those of several rows if its runs differ in more than the seed.
+
+    ``members`` are the runs by column.
+    """
+    runs = [run for each in members.values() for run in each]
+    keys = _fewest(_differing_within(list(members.values())), runs)
     if keys:
         notes.append(
             f"{label}: the runs of a cell differ in {', '.join(keys)}. They are not averaged over "
             "it: each value has a row of its own."
         )
     variants = sorted({_values(run, keys) for run in runs}, key=_sort_key) or [()]
-    lines = []
-    for variant in variants:
-        chosen = [
-            _cell([run for run in members if _values(run, keys) == variant], published, notes)
-            for members, published in cells
-        ]
-        suffix = f", {_label(keys, variant)}" if keys else ""
-        lines.append(Line(f"{label}{suffix}", method, tuple(chosen), not_run))
-    return lines
+    rows = [f"{label}, {suffix}" for suffix in _labels(keys, variants)] if keys else [label]
+    return [
+        _cell(row, column, method, [r for r in each if _values(r, keys) == variant], notes)
+        for row, variant in zip(rows, variants, strict=True)
+        for column, each in members.items()
+    ]
 
 
-def _cell(runs: Sequence[Run], published: Published | None, notes: list[str]) -> Cell:
+def _cell(row: str, column: str, method: str, runs: Sequence[Run], notes: list[str]) -> Cell:
     """Return a cell with one run per seed: a repeated seed is not another measurement."""
     chosen: dict[int | None, Run] = {}
     for run in (run for run in runs if run.status == COMPLETED):
@@ -146,37 +172,22 @@ def _cell(runs: Sequence[Run], published: Published | None, notes: list[str]) ->
             )
         chosen[run.seed] = run
     others = tuple(run for run in runs if run.status != COMPLETED)
-    return Cell(tuple(sorted(chosen.values(), key=by_seed)), others, published)
+    return Cell(row, column, method, tuple(sorted(chosen.values(), key=by_seed)), others)
 
 
-def cells_with_runs(layout: Layout) -> list[tuple[str, Line, Cell]]:
-    """Return the cells that have runs with their column and row, column after column."""
-    return [
-        (column, line, line.cells[number])
-        for number, column in enumerate(layout.columns)
-        for line in layout.lines
-        if line.cells[number].runs
-    ]
-
-
-def first_runs(layout: Layout, has: Callable[[Run], object]) -> list[tuple[str, Run]]:
-    """Return each cell's first run for which ``has`` is true, named by row and column."""
-    return [
-        (line.label if column == NO_COLUMN else f"{line.label} · {column}", run)
-        for line in layout.lines
-        for column, cell in zip(layout.columns, line.cells, strict=True)
-        for run in list(filter(has, cell.runs))[:1]
-    ]
+def first_runs(layout: Layout, read: Callable[[Run], Found | None]) -> list[tuple[str, Run, Found]]:
+    """Return each cell's first run for which ``read`` finds something, with its name and that."""
+    found = []
+    for cell in layout.cells:
+        known = ((cell.name, run, each) for run in cell.runs if (each := read(run)))
+        found += list(islice(known, 1))
+    return found
 
 
 def only_runs(layout: Layout, has: Callable[[Run], object]) -> Layout:
     """Return the layout with the runs for which ``has`` is true."""
-
-    def kept(cell: Cell) -> Cell:
-        return replace(cell, runs=tuple(filter(has, cell.runs)))
-
-    lines = [replace(line, cells=tuple(map(kept, line.cells))) for line in layout.lines]
-    return replace(layout, lines=tuple(lines))
+    cells = [replace(cell, runs=tuple(filter(has, cell.runs))) for cell in layout.cells]
+    return replace(layout, cells=tuple(cells))
 
 
 def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
@@ -192,8 +203,7 @@ def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
 
 def differing_settings(layout: Layout) -> list[str]:
     """Return the keys in which rows differ except the method's own, such as server.lr."""
-    columns = zip(*(line.cells for line in layout.lines), strict=True)
-    groups = [[run for cell in cells for run in cell.runs] for cells in columns]
+    groups = [[run for cell in layout.column(c) for run in cell.runs] for c in layout.columns]
     return [key for key in _differing_within(groups) if not key.startswith(METHOD_KEYS)]
 
 
@@ -269,13 +279,19 @@ def _sortable(value: str) -> tuple[int, float, str]:
         return (1, 0.0, value)
 
 
-def _label(keys: Sequence[str], values: Sequence[str]) -> str:
-    """Return ``digits, alpha 0.1, clients 10``."""
-    if not keys:
-        return NO_COLUMN
+def _labels(keys: Sequence[str], found: Sequence[Sequence[str]]) -> list[str]:
+    """Return ``digits, alpha 0.1, clients 10`` for each of the values; no two are equal."""
+    labels = [_label(keys, values) for values in found]
+    if len(set(labels)) == len(labels):
+        return labels
+    return [_label(keys, values, whole=True) for values in found]
+
+
+def _label(keys: Sequence[str], values: Sequence[str], *, whole: bool = False) -> str:
+    """Return the label of values, with the last word of a class's name or the ``whole`` name."""
     words = []
     for key, name, value in zip(keys, _names(keys), values, strict=True):
-        shown = value.rpartition(".")[2] if key.endswith(_TARGET) else value
+        shown = value.rpartition(".")[2] if key.endswith(_TARGET) and not whole else value
         words.append(shown if key in _NAMED else f"{name} {shown}")
     return ", ".join(words)
 

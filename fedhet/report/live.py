@@ -38,6 +38,7 @@ from fedhet.report.sources import has_all_runs, read_sources, require_folders
 
 ADDRESS, PORT = "127.0.0.1", 8265
 SILENT_SECONDS, SILENT_ROUNDS = 120.0, 5.0  # without a new row for so long, a run is not running
+IDLE_SECONDS = 60.0  # after which a connection without a request is closed
 _WATCHED = (CONFIG, METRICS, SUMMARY, "sweep.json")
 _HTML, _TEXT, _SCRIPT = "text/html", "text/plain", "text/javascript"
 
@@ -124,6 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers GET for three addresses, of browsers that asked for this machine by its address."""
 
     server_version, sys_version, protocol_version = "fedhet-watch", "", "HTTP/1.1"
+    timeout = IDLE_SECONDS
 
     def __init__(self, page: LivePage, *arguments: Any) -> None:
         self._page = page

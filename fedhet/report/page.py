@@ -27,13 +27,7 @@ from fedhet.report.colors import keys_of
 from fedhet.report.comparison import Comparison, check_baseline, comparisons, ranked_table, verdict
 from fedhet.report.data_file import ReportData
 from fedhet.report.layer_plots import layers
-from fedhet.report.layout import (
-    KNOWN_KEYS,
-    Layout,
-    automatic_layout,
-    cells_with_runs,
-    differing_settings,
-)
+from fedhet.report.layout import KNOWN_KEYS, Layout, automatic_layout, differing_settings
 from fedhet.report.names import listed, method_title
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.provenance import distrusted, provenance, warnings
@@ -93,9 +87,9 @@ def build_page(data: ReportData, partitions: Partitions, folder: Path, name: str
 
 def legend_keys(layouts: Sequence[Layout]) -> dict[str, Key]:
     """Return the colour and style of each row; rows that have runs choose first."""
-    lines = [line for layout in layouts for line in layout.lines]
-    lines.sort(key=lambda line: not any(cell.runs for cell in line.cells))
-    return keys_of([(line.label, line.method) for line in lines])
+    rows = [cells for layout in layouts for cells in layout.rows.values()]
+    rows.sort(key=lambda cells: not any(cell.runs for cell in cells))
+    return keys_of([(cells[0].row, cells[0].method) for cells in rows])
 
 
 def _compared(figure: Figure) -> Figure:
@@ -111,7 +105,7 @@ def _verdict(sections: Sequence[Section], compared: Sequence[Sequence[Comparison
         said = verdict(found) or _unfinished(section)
         done = [one.column for one in found]
         empty = [column for column in section.layout.columns if found and column not in done]
-        measured = {column for column, _, _ in cells_with_runs(section.layout)}
+        measured = {cell.column for cell in section.layout.measured}
         said += [
             f"{column}: {'not measured' if column in measured else 'no run is completed'}."
             for column in empty
@@ -131,7 +125,7 @@ def _decides(key: str) -> bool:
 
 def _unfinished(section: Section) -> list[str]:
     """Return how far the runs of a section are of which none is completed."""
-    if any(cells_with_runs(section.layout)):
+    if section.layout.measured:
         return [f"No run has measured the {section.figure.title}: nothing can be compared."]
     sentences = ["No run is completed, so that nothing can be compared."]
     for run in section.runs[:MOST_NAMED]:
@@ -249,7 +243,7 @@ def _section(
     blocks += [Warn(note) for note in layout.notes]
     if score := score_of(section.runs):
         blocks += _scores(section, keys, score, stem)
-    if cells_with_runs(layout):
+    if layout.measured:
         if names := measured_metrics(section.runs):
             blocks += [Heading(3, "Metrics"), *figures.metrics(layout, keys, names, stem)]
             blocks += metrics_tables(layout, names, section.figure.last_round)
@@ -267,7 +261,7 @@ def _scores(section: Section, keys: Mapping[str, Key], score: str, stem: Path) -
         blocks = scores(layout, keys, section.figure, stem)
     else:
         blocks = figures.scores(layout, keys, last_round, section.targets, stem, score)
-    if score == "loss" or not cells_with_runs(layout):
+    if score == "loss" or not layout.measured:
         return blocks
     if not single:
         text = (
@@ -294,5 +288,5 @@ def _settings(section: Section) -> list[Block]:
             rows.append((key.removesuffix("._target_"), shown))
     caption = "All settings are in each run's config.yaml."
     differing = settings_table(section.layout)
-    table = Table.of(pd.DataFrame(rows, columns=["setting", "value"]), caption, words=2)
+    table = Table(pd.DataFrame(rows, columns=["setting", "value"]), caption, words=2)
     return [Heading(3, "Settings"), table, *([differing] if differing else [])]

@@ -118,7 +118,7 @@ def _runs_table(runs: Sequence[Run]) -> Table:
         "refused or missing. MB: up and down. Recipe: its fingerprint, which differs by seed."
     )
     by_loss = score_of(runs) == "loss"
-    return Table.of(pd.DataFrame([_run_row(run, by_loss) for run in runs]), caption, words=4)
+    return Table(pd.DataFrame([_run_row(run, by_loss) for run in runs]), caption, words=4)
 
 
 def _run_row(run: Run, by_loss: bool) -> dict[str, str]:
@@ -128,7 +128,7 @@ def _run_row(run: Run, by_loss: bool) -> dict[str, str]:
         **{"run": run.name, "method": method_title(run.method), "seed": _format(run.seed, "")},
         "status": run.status,
         "rounds": _format(summary.get("rounds"), "d"),
-        **(_losses(run) if by_loss else _accuracies(run)),
+        **_scores(run, *(("loss", " loss", ".4g") if by_loss else ("accuracy", " (%)", ".2f"))),
         "failures": _format(summary.get("failures"), "d"),
         "seconds": _format(summary.get("wall_seconds"), ".1f"),
         "s/round": _format(summary.get("seconds_per_round"), ".3g"),
@@ -137,19 +137,14 @@ def _run_row(run: Run, by_loss: bool) -> dict[str, str]:
     }
 
 
-def _accuracies(run: Run) -> dict[str, str]:
-    values = [value for _, value in run.points("accuracy")]
+def _scores(run: Run, score: str, unit: str, form: str) -> dict[str, str]:
+    """Return the last and the best value."""
+    values = [value for _, value in run.points(score)]
+    scale, best = (100, max) if score == "accuracy" else (1, min)
+    last = values[-1] if values else None
     return {
-        "final (%)": _format(values[-1] if values else None, ".2f", 100),
-        "best (%)": _format(max(values, default=None), ".2f", 100),
-    }
-
-
-def _losses(run: Run) -> dict[str, str]:
-    values = [value for _, value in run.points("loss")]
-    return {
-        "final loss": _format(values[-1] if values else None, ".4g"),
-        "best loss": _format(min(values, default=None), ".4g"),
+        f"final{unit}": _format(last, form, scale),
+        f"best{unit}": _format(best(values, default=None), form, scale),
     }
 
 
@@ -166,7 +161,7 @@ def _troubles(runs: Sequence[Run]) -> list[Block]:
         if r.status not in (COMPLETED, RUNNING) and not r.error
     ]
     frame = pd.DataFrame(rows, columns=["run", "status", "reason"])
-    return [Heading(2, PARTS[0]), Table.of(frame, words=3)] if rows else []
+    return [Heading(2, PARTS[0]), Table(frame, words=3)] if rows else []
 
 
 def _versions(runs: Sequence[Run]) -> pd.DataFrame:
@@ -184,11 +179,10 @@ def _versions(runs: Sequence[Run]) -> pd.DataFrame:
 def _grouped_table(runs: Sequence[Run], frame: pd.DataFrame, caption: str) -> Table:
     """Return a row for each group of runs that are equal in all columns."""
     columns = list(frame.columns)
-    if frame.empty:
-        return Table(["runs"], [], caption)
-    groups = frame.groupby(columns, sort=False).groups
-    rows = [[_named(runs, numbers), *frame.loc[numbers[0]]] for numbers in groups.values()]
-    return Table.of(pd.DataFrame(rows, columns=["runs", *columns]), caption, words=len(columns) + 1)
+    groups = frame.groupby(columns, sort=False).groups.values() if columns else []
+    rows = [[_named(runs, numbers), *frame.loc[numbers[0]]] for numbers in groups]
+    named = pd.DataFrame(rows, columns=["runs", *columns])
+    return Table(named, caption, words=named.shape[1])
 
 
 def _named(runs: Sequence[Run], numbers: Any) -> str:
@@ -215,7 +209,7 @@ def distrusted(runs: Sequence[Run]) -> list[Block]:
         "Clients, and in how many rounds. Honest clients are among them: a robust aggregator "
         "leaves out who differs, and Krum all but one."
     )
-    return [Heading(3, "Distrusted clients"), Table.of(frame, caption, words=4)]
+    return [Heading(3, "Distrusted clients"), Table(frame, caption, words=4)]
 
 
 def _entry(counts: Mapping[str, int]) -> str:

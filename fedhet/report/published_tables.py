@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -15,7 +16,7 @@ from pydantic import (
 )
 
 from fedhet.common.errors import ConfigError
-from fedhet.report.layout import Layout, Line, Published, split_lines
+from fedhet.report.layout import Cell, Layout, Published, split_row
 from fedhet.report.names import method_title
 from fedhet.report.run_data import Run, flat
 from fedhet.report.statistics import LATE_EVALUATIONS, NAMES, TO_TARGET, Figure
@@ -119,26 +120,29 @@ def read_paper(node: Mapping[str, Any]) -> Paper:
 
 def paper_layout(runs: Sequence[Run], paper: Paper) -> Layout:
     """Lay out runs as the paper's table; rows for other methods follow."""
-    lines: list[Line] = []
+    cells: list[Cell] = []
     notes: list[str] = []
     placed: set[int] = set()
     for label, row in paper.rows.items():
-        cells = []
-        for keys, published in zip(paper.columns.values(), paper.published(label), strict=True):
-            members = [] if row.runs is None else _select(runs, {**row.runs, **keys})
-            placed |= {id(run) for run in members}
-            cells.append((members, published))
-        method = (row.runs or {}).get("strategy", label)
-        lines += split_lines(label, str(method), cells, notes, row.not_run)
+        members = {
+            column: [] if row.runs is None else _select(runs, {**row.runs, **keys})
+            for column, keys in paper.columns.items()
+        }
+        placed |= {id(run) for each in members.values() for run in each}
+        method = str((row.runs or {}).get("strategy", label))
+        numbers = dict(zip(paper.columns, paper.published(label), strict=True))
+        cells += [
+            replace(cell, published=numbers[cell.column], not_run=row.not_run)
+            for cell in split_row(label, method, members, notes)
+        ]
     left = [run for run in runs if id(run) not in placed]
     for method in dict.fromkeys(run.method for run in left):
         own = [run for run in left if run.method == method]
-        others = [(_select(own, keys), None) for keys in paper.columns.values()]
-        placed |= {id(run) for members, _ in others for run in members}
-        if any(members for members, _ in others):
-            lines += split_lines(
-                f"{method_title(method)} (not in the paper's table)", method, others, notes
-            )
+        members = {column: _select(own, keys) for column, keys in paper.columns.items()}
+        placed |= {id(run) for each in members.values() for run in each}
+        if any(members.values()):
+            label = f"{method_title(method)} (not in the paper's table)"
+            cells += split_row(label, method, members, notes)
     if outside := [run.name for run in runs if id(run) not in placed]:
         notes.append(f"In no column of the paper's table, and so not shown: {', '.join(outside)}.")
     rounds = sorted({int(run.settings.get("rounds") or 0) for run in runs})
@@ -146,7 +150,7 @@ def paper_layout(runs: Sequence[Run], paper: Paper) -> Layout:
     if wanted is not None and rounds and rounds[0] < wanted:
         shown = ", ".join(map(str, rounds))
         notes.append(f"The paper's numbers are after {wanted} rounds; the runs have {shown}.")
-    return Layout(tuple(paper.columns), tuple(lines), tuple(dict.fromkeys(notes)))
+    return Layout(tuple(paper.columns), tuple(cells), tuple(dict.fromkeys(notes)))
 
 
 def _select(runs: Sequence[Run], keys: Mapping[str, Any]) -> list[Run]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedhet.report.blocks import Block, Chart, Heading, Key
 from fedhet.report.charts import CONFIG, line_colors, number, rows_of
-from fedhet.report.layout import Layout, cells_with_runs
+from fedhet.report.layout import Layout
 from fedhet.report.run_data import score_of
 from fedhet.report.statistics import Figure
 
@@ -21,8 +21,7 @@ MARKERS = ("circle", "square", "diamond", "triangle-up")  # by style
 
 def single_round(layout: Layout) -> bool:
     """Return whether no run has more than one round: there is no curve to draw."""
-    cells = [cell for line in layout.lines for cell in line.cells]
-    runs = [run for cell in cells for run in (*cell.runs, *cell.others)]
+    runs = [run for cell in layout.cells for run in (*cell.runs, *cell.others)]
     score = score_of(runs)
     return score is None or all(round <= 1 for run in runs for round, _ in run.points(score))
 
@@ -30,17 +29,15 @@ def single_round(layout: Layout) -> bool:
 def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) -> list[Block]:
     """Return the columns and rows that have runs as a chart of dots."""
     rows: list[dict[str, Any]] = []
-    for column, line, cell in cells_with_runs(layout):
+    for cell in layout.measured:
         measured = [found.number for run in cell.runs if (found := figure.of(run)) is not None]
         if measured:
-            paper = cell.published.mean if cell.published else None
-            mean, low, high = fmean(measured), min(measured), max(measured)
-            row = {"column": column, "line": line.label, "mean": mean, "low": low, "high": high}
-            rows.append({**row, "paper": paper})
+            row = {"column": cell.column, "line": cell.row, "mean": fmean(measured)}
+            row |= {"low": min(measured), "high": max(measured)}
+            rows.append(row | {"paper": cell.published.mean if cell.published else None})
     if not rows:
         return []
-    labels = dict.fromkeys(line.label for line in layout.lines)
-    shown = [keys[label] for label in labels if label in {row["line"] for row in rows}]
+    shown = [keys[row] for row in layout.rows if row in {row["line"] for row in rows}]
     columns = list(dict.fromkeys(row["column"] for row in rows))
     words = ["Dot: mean over the seeds. Bar: from the lowest to the highest seed."]
     if any(row["paper"] is not None for row in rows):

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import COMPLETED, CONFIG, DIVERGED, FAILED, STOPPED
 from fedhet.report.data_file import Origin, ReportData, merged, read_data
@@ -88,7 +86,7 @@ def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:
     done = sum(run.status in (COMPLETED, DIVERGED) for run in runs)
     unfinished = _unfinished(path, index, done)
     varied = _varied(_jobs_of(index))
-    origin = Origin(folder.name, _command(folder, index), failures, unfinished, varied)
+    origin = Origin(folder.name, _command(index), failures, unfinished, varied)
     return ReportData(runs=runs, origins=[origin])
 
 
@@ -149,14 +147,9 @@ def _read_index(folder: Path) -> dict[str, Any]:
     return index if isinstance(index, dict) else {}
 
 
-def _command(folder: Path, index: Mapping[str, Any]) -> str:
-    """Return a sweep's command line from its sweep.json, or from Hydra's multirun.yaml."""
+def _command(index: Mapping[str, Any]) -> str:
+    """Return a sweep's command line from its sweep.json."""
     words = index.get("overrides")
     if not words or not isinstance(words, list):
-        try:
-            node = yaml.safe_load((folder / "multirun.yaml").read_text(encoding="utf-8"))
-            typed = node["hydra"]["overrides"]
-            words = [word for word in typed["task"] + typed["hydra"] if "hydra.mode=" not in word]
-        except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
-            return ""
+        return ""
     return shlex.join(["fedhet", "-m", *map(str, words)])

@@ -6,12 +6,15 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fedhet.common.metrics import evaluation_of, is_of_new_model, larger_is_better, metric_of
 from fedhet.common.results import ROUNDS_WITHOUT_ROWS
 from fedhet.report.names import column_title
 from fedhet.report.run_data import Run
 
+LEVEL = 0.95  # of confidence intervals
+ROUNDING = 1e-9  # of a score: differences that are less come from the order of sums
 LATE_EVALUATIONS = 5
 ACCURACIES = ("accuracy", "best_accuracy", "late_accuracy")
 TO_TARGET = ("rounds_to", "bytes_to", "seconds_to")
@@ -59,6 +62,11 @@ class Figure:
         targets = self.targets if self.target is None else (self.target,)
         words = " ".join(filter(None, [words, ", ".join(map(percent, targets))]))
         return f"{words} (%)" if self.name in ACCURACIES and self.percent else words
+
+    @property
+    def most(self) -> float:
+        """The largest value that it can have."""
+        return math.inf if self.name not in ACCURACIES else 100.0 if self.percent else 1.0
 
     @property
     def larger_is_better(self) -> bool:
@@ -126,42 +134,107 @@ def measured_metrics(runs: Sequence[Run]) -> list[str]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure over the seeds."""
+    """A figure over the seeds, with its confidence interval by Student's t.
 
-    mean: float  # if a run has not reached the target, the smallest lower bound
-    spread: float | None  # the sample standard deviation; None for one run
-    count: int  # of runs
-    reached: int  # number of runs that have reached the target
+    One number has no interval, and neither have equal ones, which say nothing of their spread.
+    """
+
+    numbers: Sequence[float]  # independent, one of each run that has it
+    bounds: Sequence[float] = ()  # lower bounds, of the runs that have not reached the target
+    most: float = math.inf  # numbers lie in [0, most], and so does the interval
+    scale: float | None = None  # of the scores that these are differences of; None: of the numbers
+    counts: bool = False  # of rounds, MB or seconds: 5 is shown as such, and not as 5.0
+
+    @property
+    def count(self) -> int:
+        """How many runs there are."""
+        return len(self.numbers) + len(self.bounds)
+
+    @property
+    def reached(self) -> int:
+        """How many runs have reached the target."""
+        return len(self.numbers)
 
     @property
     def complete(self) -> bool:
         """Whether every run has a number."""
-        return self.reached == self.count
+        return not self.bounds
+
+    @cached_property
+    def mean(self) -> float:
+        """The mean; if a run has not reached the target, the smallest lower bound."""
+        return min(self.bounds) if self.bounds else statistics.fmean(self.numbers)
+
+    @property
+    def spread(self) -> float | None:
+        """The sample standard deviation; None for one run, or if one has not reached the target."""
+        several = self.complete and self.count > 1
+        return statistics.stdev(self.numbers) if several else None
+
+    @property
+    def rounding(self) -> float:
+        """Differences that are less come from the order of sums."""
+        return ROUNDING * (max(map(abs, self.numbers)) if self.scale is None else self.scale)
+
+    @cached_property
+    def interval(self) -> tuple[float, float] | None:
+        """The ends of the interval."""
+        if self.bounds or self.count < 2:
+            return None
+        if max(self.numbers) - min(self.numbers) <= self.rounding:
+            return None
+        from scipy.stats import ttest_1samp  # half a second, which --help does without
+
+        low, high = ttest_1samp(self.numbers, 0).confidence_interval(LEVEL)
+        if self.most < math.inf:
+            low, high = max(0.0, low), min(self.most, high)
+        return float(low), float(high)
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 if the interval lies above or below 0, else 0."""
+        low, high = self.interval or (0.0, 0.0)
+        return int(low > 0) - int(high < 0)
+
+    @property
+    def nearest_to_zero(self) -> float:
+        """The distance from 0 of the interval's nearer end."""
+        return min(map(abs, self.interval or (0.0, 0.0)))
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the mean is other than 0 beyond the spread, or in all of several runs."""
+        everywhere = not self.interval and self.count > 1 and abs(self.mean) > self.rounding
+        return self.sign != 0 or everywhere
 
     def text(self, digits: int) -> str:
         """Return ``mean ± spread``, or ``> bound (k of n reached)``."""
         if self.spread is not None:
             return f"{self.mean:.{digits}f} ± {self.spread:.{digits}f}"
-        whole = digits == 1 and self.mean.is_integer()  # one round is 5, not 5.0
+        whole = self.counts and digits == 1 and self.mean.is_integer()
         number = f"{self.mean:.{0 if whole else digits}f}"
         return number if self.complete else f"> {number} ({self.reached} of {self.count} reached)"
 
+    def interval_text(self, digits: int, sign: str = "") -> str:
+        """Return ``[1.2, 4.9]``, or a dash."""
+        if self.interval is None:
+            return "-"
+        low, high = self.interval
+        return f"[{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
 
-def estimate(figure: Figure, runs: Sequence[Run]) -> Estimate | None:
+
+def estimate(figure: Figure, runs: Iterable[Run]) -> Estimate | None:
     """Return the figure over the runs of a cell; None without any."""
     values = [value for run in runs if (value := figure.of(run)) is not None]
-    if not values:
-        return None
-    missed = [value.number for value in values if not value.reached]
-    if missed:
-        return Estimate(min(missed), None, len(values), len(values) - len(missed))
-    return over_seeds([value.number for value in values])
+    numbers = [value.number for value in values if value.reached]
+    bounds = [value.number for value in values if not value.reached]
+    counts = figure.name in TO_TARGET
+    return Estimate(numbers, bounds, figure.most, counts=counts) if values else None
 
 
-def over_seeds(numbers: Sequence[float]) -> Estimate:
-    """Return the estimate of numbers, one per run."""
-    spread = statistics.stdev(numbers) if len(numbers) > 1 else None
-    return Estimate(statistics.fmean(numbers), spread, len(numbers), len(numbers))
+def mean_text(numbers: Sequence[float], digits: int) -> str:
+    """Return ``mean ± spread`` of numbers, one of each run; a dash without any."""
+    return Estimate(numbers).text(digits) if numbers else "-"
 
 
 def decimals(figure: Figure, means: Iterable[float], of_percent: int, least: int = 2) -> int:

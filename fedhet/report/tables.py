@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pandas as pd
 
 from fedhet.common.metrics import metric_of
 from fedhet.report.blocks import Entry, Table
-from fedhet.report.layout import (
-    NO_COLUMN,
-    Cell,
-    Layout,
-    Line,
-    Published,
-    cells_with_runs,
-    differing_settings,
-)
+from fedhet.report.layout import NO_COLUMN, Cell, Layout, Published, differing_settings
 from fedhet.report.names import column_title
 from fedhet.report.run_data import Run, evaluation_place
 from fedhet.report.statistics import (
@@ -34,47 +26,48 @@ from fedhet.report.statistics import (
 
 def main_table(layout: Layout, figure: Figure) -> Table:
     """Return rows by columns: mean and spread, the paper's number, and the difference."""
-    counts = {len(cell.runs) for _, _, cell in cells_with_runs(layout)}
-    rows = []
-    for single, lines in _by_target(layout.lines, figure):
-        best = [_best(lines, number, single) for number in range(len(layout.columns))]
-        digits = _digits(single, [cell for line in lines for cell in line.cells])
-        for line in lines:
-            label = Entry(line.label, "" if any(c.runs for c in line.cells) else line.not_run)
-            cells = [_main_entry(c, single, digits, with_count=len(counts) > 1) for c in line.cells]
-            marked = [replace(c, best=line is one) for c, one in zip(cells, best, strict=True)]
-            rows.append([label, *marked])
-    published = [cell.published for line in layout.lines for cell in line.cells if cell.published]
-    return Table(["method", *layout.columns], rows, _caption(figure, counts, published))
+    counts = {len(cell.runs) for cell in layout.measured}
+    records = []
+    for single, rows in _by_target(layout.rows, figure):
+        cells = [cell for row in rows.values() for cell in row]
+        best = {column: _best(cells, column, single) for column in layout.columns}
+        digits = _digits(single, cells)
+        for label, row in rows.items():
+            under = "" if any(cell.runs for cell in row) else row[0].not_run
+            records.append([Entry(label, under)])
+            for cell in row:
+                entry = _main_entry(cell, single, digits, with_count=len(counts) > 1)
+                records[-1].append(replace(entry, best=best[cell.column] is cell))
+    published = [cell.published for cell in layout.cells if cell.published]
+    frame = pd.DataFrame(records, columns=["method", *layout.columns])
+    return Table(frame, _caption(figure, counts, published))
 
 
-def _best(lines: Sequence[Line], number: int, figure: Figure) -> Line | None:
-    """Return the row of a column with the best mean; None of fewer than two."""
-    found = [(line, estimate(figure, line.cells[number].runs)) for line in lines]
-    means = {id(line): each.mean for line, each in found if each and each.complete}
-    if len(means) < 2:
-        return None
-    best = (max if figure.larger_is_better else min)(means.values())
-    return next(line for line, _ in found if means.get(id(line)) == best)
+def _best(cells: Sequence[Cell], column: str, figure: Figure) -> Cell | None:
+    """Return the cell of a column with the best mean; None of fewer than two."""
+    found = [(cell, estimate(figure, cell.runs)) for cell in cells if cell.column == column]
+    known = [(each.mean, cell) for cell, each in found if each and each.complete]
+    best = max if figure.larger_is_better else min
+    return best(known, key=lambda pair: pair[0])[1] if len(known) > 1 else None
 
 
-def _by_target(lines: Sequence[Line], figure: Figure) -> Iterator[tuple[Figure, Sequence[Line]]]:
-    """Yield the figure of each target, and the lines with the paper's numbers for it."""
+Rows = Mapping[str, Sequence[Cell]]
+
+
+def _by_target(rows: Rows, figure: Figure) -> Iterator[tuple[Figure, Rows]]:
+    """Yield the figure of each target, and the rows with the paper's numbers for it."""
     if not figure.targets:
-        yield figure, lines
+        yield figure, rows
         return
     for number, target in enumerate(figure.targets):
-        named = []
-        for line in lines:
-            cells = tuple(
-                replace(
-                    cell, published=cell.published.by_target[number] if cell.published else None
-                )
-                for cell in line.cells
-            )
-            label = f"{line.label} to {percent(target)}"
-            named.append(replace(line, label=label, cells=cells))
-        yield Figure(figure.name, target, last_round=figure.last_round), named
+        own = {
+            f"{label} to {percent(target)}": [
+                replace(cell, published=cell.published and cell.published.by_target[number])
+                for cell in row
+            ]
+            for label, row in rows.items()
+        }
+        yield Figure(figure.name, target, last_round=figure.last_round), own
 
 
 def _caption(figure: Figure, counts: set[int], published: Sequence[Published]) -> str:
@@ -105,7 +98,7 @@ def _main_entry(cell: Cell, figure: Figure, digits: int, *, with_count: bool) ->
     return Entry(text, under)
 
 
-def _digits(figure: Figure, cells: Sequence[Cell], least: int = 2) -> int:
+def _digits(figure: Figure, cells: Iterable[Cell], least: int = 2) -> int:
     found = [estimate(figure, cell.runs or cell.others) for cell in cells]
     return decimals(figure, [one.mean for one in found if one], of_percent=2, least=least)
 
@@ -148,9 +141,8 @@ def _figures(layout: Layout, figures: Mapping[str, Figure], least: int) -> pd.Da
 
     ``least``: decimals of losses, errors and metrics.
     """
-    cells = [cell for _, _, cell in cells_with_runs(layout)]
-    counts = [str(len(cell.runs)) for cell in cells]
-    shown = {title: _texts(figure, cells, least) for title, figure in figures.items()}
+    counts = [str(len(cell.runs)) for cell in layout.measured]
+    shown = {title: _texts(figure, layout.measured, least) for title, figure in figures.items()}
     return pd.DataFrame({"n": counts} | shown)
 
 
@@ -177,7 +169,7 @@ def accuracies_table(layout: Layout, figure: Figure) -> Table:
         Figure(name, percent=True, last_round=figure.last_round, evaluations=late)
         for name in ACCURACIES
     ]
-    runs = [run for _, _, cell in cells_with_runs(layout) for run in cell.runs]
+    runs = layout.completed
     averaged = min((value.averaged for run in runs if (value := figures[-1].of(run))), default=late)
     fewer = f" (of as many as there are: {averaged} at least)" if averaged < late else ""
     caption = (
@@ -204,28 +196,25 @@ def metrics_tables(layout: Layout, names: Sequence[str], last_round: int | None)
     classified = dict.fromkeys(name.partition("/")[0] for name in names)
     by_class = [_by_class(layout, name, names, last_round) for name in classified]
     over_all = [cell_table(layout, frame, caption)] if whole else []
-    return [*over_all, *(table for table in by_class if table.rows)]
+    return [*over_all, *(table for table in by_class if len(table.frame))]
 
 
 def _by_class(layout: Layout, metric: str, names: Sequence[str], last_round: int | None) -> Table:
     own = [name for name in names if name.startswith(f"{metric}/")]
     frame = pd.DataFrame({"class": [name.partition("/")[2] for name in own]})
-    for column, line, cell in cells_with_runs(layout):
-        label = line.label if column == NO_COLUMN else f"{line.label} · {column}"
-        figures = [Figure(name, last_round=last_round) for name in own]
-        frame[label] = [text for figure in figures for text in _texts(figure, [cell], 4)]
-    return Table.of(frame, f"{column_title(metric)} of each class after the last round.")
+    figures = [Figure(name, last_round=last_round) for name in own]
+    for cell in layout.measured:
+        frame[cell.name] = [text for figure in figures for text in _texts(figure, [cell], 4)]
+    return Table(frame, f"{column_title(metric)} of each class after the last round.")
 
 
 def cell_table(layout: Layout, frame: pd.DataFrame, caption: str) -> Table:
     """Return a frame with a row for each cell that has runs, named by its column and row."""
-    cells = cells_with_runs(layout)
-    rows = pd.DataFrame(
-        {"column": [c for c, _, _ in cells], "method": [x.label for _, x, _ in cells]}
-    )
-    several = layout.columns != (NO_COLUMN,)
-    named = pd.concat([rows if several else rows[["method"]], frame], axis="columns")
-    return Table.of(named, caption, words=2 if several else 1)
+    cells = layout.measured
+    named = pd.DataFrame({"column": [c.column for c in cells], "method": [c.row for c in cells]})
+    if layout.columns == (NO_COLUMN,):
+        named = named[["method"]]
+    return Table(pd.concat([named, frame], axis="columns"), caption, words=named.shape[1])
 
 
 def target_tables(layout: Layout, targets: Sequence[float], last_round: int | None) -> list[Table]:
@@ -234,28 +223,28 @@ def target_tables(layout: Layout, targets: Sequence[float], last_round: int | No
     Without targets, they are chosen for each column from the best row's best accuracy.
     """
     tables = []
-    for number, column in enumerate(layout.columns):
-        lines = [line for line in layout.lines if line.cells[number].runs]
-        chosen = list(targets) or _column_targets(lines, number, last_round)
-        if not lines or not chosen:
+    for column in layout.columns:
+        cells = [cell for cell in layout.column(column) if cell.runs]
+        chosen = list(targets) or _column_targets(cells, last_round)
+        if not cells or not chosen:
             continue
-        frame = pd.DataFrame({"method": [line.label for line in lines]})
-        for name in spent_by(run for line in lines for run in line.cells[number].runs):
+        frame = pd.DataFrame({"method": [cell.row for cell in cells]})
+        for name in spent_by(run for cell in cells for run in cell.runs):
             for figure in (Figure(name, target, last_round=last_round) for target in chosen):
-                frame[figure.title] = _texts(figure, [line.cells[number] for line in lines])
+                frame[figure.title] = _texts(figure, cells)
         listed = ", ".join(percent(target) for target in chosen)
         origin = "." if targets else ": of 50, 80 and 95 % of the best row's best accuracy."
         where = "Targets" if column == NO_COLUMN else f"{column}: targets"
-        tables.append(Table.of(frame, f"{where} {listed}{origin}"))
+        tables.append(Table(frame, f"{where} {listed}{origin}"))
     return tables
 
 
-def _column_targets(lines: Sequence[Line], number: int, last_round: int | None) -> list[float]:
+def _column_targets(cells: Sequence[Cell], last_round: int | None) -> list[float]:
     """Return targets above the accuracy of the initial model."""
     best = Figure("best_accuracy", last_round=last_round)
     initial = Figure("accuracy", last_round=0)
     bests, starts = (
-        [found.mean for line in lines if (found := estimate(figure, line.cells[number].runs))]
+        [found.mean for cell in cells if (found := estimate(figure, cell.runs))]
         for figure in (best, initial)
     )
     return [target for target in sensible_targets(bests) if target > max(starts, default=0.0)]
@@ -266,15 +255,15 @@ def settings_table(layout: Layout) -> Table | None:
     keys = differing_settings(layout)
     if not keys:
         return None
-    by_line = {x.label: [run for cell in x.cells for run in cell.runs] for x in layout.lines}
+    runs = {row: [run for c in cells for run in c.runs] for row, cells in layout.rows.items()}
     rows = [
-        {"method": label}
+        {"method": row}
         | {
-            key: ", ".join(dict.fromkeys(str(r.settings.get(key, "-")) for r in runs))
+            key: ", ".join(dict.fromkeys(str(r.settings.get(key, "-")) for r in own))
             for key in keys
         }
-        for label, runs in by_line.items()
-        if runs
+        for row, own in runs.items()
+        if own
     ]
     caption = "Settings in which the rows differ, except strategy.*"
-    return Table.of(pd.DataFrame(rows), caption, words=len(keys) + 1)
+    return Table(pd.DataFrame(rows), caption, words=len(keys) + 1)

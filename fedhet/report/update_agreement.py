@@ -14,10 +14,10 @@ from fedhet.report.blocks import Block, Heading, Key, Table
 from fedhet.report.charts import Panel, gallery
 from fedhet.report.data_file import AGREEMENT
 from fedhet.report.figures import line_panels, lines_are, over_rounds
-from fedhet.report.layout import Layout, cells_with_runs, only_runs
+from fedhet.report.layout import Cell, Layout, only_runs
 from fedhet.report.names import column_title, listed
 from fedhet.report.run_data import LATE_ROUNDS, Run
-from fedhet.report.statistics import over_seeds
+from fedhet.report.statistics import mean_text
 from fedhet.report.tables import cell_table
 
 LOGARITHMIC = ("drift_diversity",)  # it has no upper bound: updates may cancel
@@ -26,7 +26,7 @@ LOGARITHMIC = ("drift_diversity",)  # it has no upper bound: updates may cancel
 def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -> list[Block]:
     """Return the three figures over rounds, one in ``every``, and their means over the last."""
     measured = only_runs(layout, _has_figures)
-    runs = [run for _, _, cell in cells_with_runs(measured) for run in cell.runs]
+    runs = measured.completed
     if not runs:
         return []
     blocks: list[Block] = [Heading(3, "How far updates agree")]
@@ -44,7 +44,7 @@ def _has_figures(run: Run) -> bool:
 
 def _panels(layout: Layout, keys: Mapping[str, Key]) -> list[Panel]:
     """Return a panel per column and figure; those of a figure have the same range of y."""
-    sizes = [_sizes(layout, number) for number in range(len(layout.columns))]
+    sizes = [_sizes(layout.column(column)) for column in layout.columns]
     found: list[list[Panel]] = []
     for name in AGREEMENT:
         dotted = [_orthogonal(name, some) for some in sizes]
@@ -61,10 +61,9 @@ def _panels(layout: Layout, keys: Mapping[str, Key]) -> list[Panel]:
     )
 
 
-def _sizes(layout: Layout, number: int) -> list[float]:
+def _sizes(cells: Sequence[Cell]) -> list[float]:
     """Return |S| in a column: the median over the rounds of each row, without duplicates."""
-    cells = [line.cells[number].runs for line in layout.lines]
-    found = [[size for run in runs for size in _cohorts(run)] for runs in cells]
+    found = [[size for run in cell.runs for size in _cohorts(run)] for cell in cells]
     return sorted({median(some) for some in found if some})
 
 
@@ -103,7 +102,7 @@ def _caption(panels: Sequence[Panel], runs: Sequence[Run], every: int) -> str:
 def _table(layout: Layout) -> Table:
     frame = pd.DataFrame(
         {column_title(name): _late_text(cell.runs, name) for name in AGREEMENT}
-        for _, _, cell in cells_with_runs(layout)
+        for cell in layout.measured
     )
     caption = (
         f"Means over the last {LATE_ROUNDS} rounds of a run; mean ± sample standard deviation over "
@@ -119,4 +118,4 @@ def _late_text(runs: Sequence[Run], name: str) -> str:
         last = max(round for round, _ in run.points("round"))
         values = [value for round, value in run.points(name) if round > last - LATE_ROUNDS]
         means += [fmean(values)] if values else []
-    return over_seeds(means).text(3) if means else "-"
+    return mean_text(means, 3)

@@ -15,7 +15,7 @@ from fedhet.runtimes.resources import cpus_for, gpu_share
 
 _PATH_KEYS = (*FOLDER_KEYS, *HASHED_PATHS)
 # A path only if there is such a file, like task.path of a data function: it may be a hub's name.
-_MAYBE_PATHS = ("task.data_options.public", "system.path")
+_MAYBE_PATHS = ("task.data_options.public", "system.path", "site.policy")
 
 
 def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -> list[str]:
@@ -34,6 +34,10 @@ def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -
         of_function = key == "task.path" and recipe.task.get("inputs") == "own"
         if (key in _PATH_KEYS and not of_function) or path.exists():
             overrides.append(f"{key}={quoted(str(path.absolute()))}")
+    if OmegaConf.is_dict(policies := recipe.site.policy):  # by client
+        for client, file in policies.items():
+            path = expanded(file, "site.policy").absolute()
+            overrides.append(f"site.policy={{{client}:{quoted(str(path))}}}")
     return overrides
 
 

@@ -2,14 +2,14 @@
 
     fedhet-evaluate RUN [RUN ...] [--best] [--metric NAME ...] [--task KEY=VALUE ...] [--state FILE]
 
-RUN is the folder of a run or of a sweep. Nothing is trained. It prints the loss, for classes the
-accuracy and the lowest one of a class, and the metrics of the run (evaluation.metrics) or those
-that --metric names in their place; --out writes also those of every class. With --best it is the
-model of the best round (checkpoint.best), and else that of the last one. With --task the
-examples are those of the run's task with other values, such as --task path=/data/new. With
---augmented the test images are also flipped and cropped as training images are, as in code that
-uses one transform for both (the released code of FedDW). Where clients keep tensors or models of
-their own, such as FedPer's heads and Ditto's models, --state names the file of one of them.
+RUN is the folder of a run or of a sweep. The command trains nothing. It prints the loss, for
+classes the accuracy and the lowest accuracy of a class, and the run's metrics (evaluation.metrics)
+or the ones that --metric names instead; --out also writes the figures of every class. It evaluates
+the last model, or with --best the best round's (checkpoint.best). --task changes a key of the run's
+task, such as --task path=/data/new. --augmented also flips and crops test images like training
+images, as in code that uses one transform for both (the released code of FedDW). If clients keep
+their own tensors or models, such as FedPer's heads and Ditto's models, --state names the file of
+one client.
 """
 
 from __future__ import annotations
@@ -19,23 +19,32 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, stdev
 
+import pandas as pd
 import torch
 from rich.console import Console
 from torch import nn
 
 from fedhet.changed_task import changed_task
-from fedhet.commands import at_least, parser_of, reported_errors, say_error, table_console
+from fedhet.commands import (
+    add_trust,
+    at_least,
+    parser_of,
+    reported_errors,
+    say_error,
+    table_console,
+)
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_file
 from fedhet.conf.metrics import check_metric_words
+from fedhet.conf.trust import trust
 from fedhet.load_run import model_of, recipe_of, summary_of
-from fedhet.report.blocks import Entry, Table
+from fedhet.report.blocks import Table
 from fedhet.report.command import rich_table
 from fedhet.report.names import listed
 from fedhet.report.run_data import Run
 from fedhet.report.sources import completed_runs
+from fedhet.report.statistics import mean_text
 from fedhet.tasks import AnyTask
 from fedhet.tasks.config import ImageConfig
 from fedhet.tasks.evaluation import Batched, class_accuracies, classifies, evaluate_model
@@ -77,8 +86,8 @@ def evaluate(
     task = changed_task(folder, words, best=best)
     if passes and not isinstance(task.config, ImageConfig):
         raise ConfigError(
-            f"--augmented {passes}: only images that fedhet reads are flipped and cropped, and "
-            f"task={task.name} of {folder} has none"
+            f"--augmented {passes}: fedhet flips and crops only images that it reads itself, and "
+            f"task={task.name} of {folder} has no such images"
         )
     if passes and not task.config.transform.augments:
         raise ConfigError(
@@ -138,6 +147,8 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
     found: list[tuple[Run, Evaluation]] = []
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)
+        if options.trust:
+            trust(folder)
         try:
             figures = evaluate(
                 folder,
@@ -180,11 +191,8 @@ def _require_same_examples(folder: Path, task: AnyTask) -> None:
 def _table(found: Sequence[tuple[Run, Evaluation]], notes: Sequence[str]) -> Table:
     """Return a row for each run; a column that no run has is left out."""
     names = dict.fromkeys(name for _, one in found for name in one.metrics if "/" not in name)
-    head = ["run", "examples", "accuracy %", "loss", *names, "lowest class", "augmented %"]
-    rows = [_texts(run, figures, list(names)) for run, figures in found]
-    used = [number for number in range(len(head)) if any(row[number] for row in rows)]
-    entries = [[Entry(row[number]) for number in used] for row in rows]
-    return Table([head[number] for number in used], entries, "; ".join(notes), words=1)
+    frame = pd.DataFrame([_texts(run, figures, list(names)) for run, figures in found])
+    return Table(frame.loc[:, (frame != "").any()], "; ".join(notes))
 
 
 def _notes(
@@ -196,47 +204,44 @@ def _notes(
     own = [run.name for run, _ in found if run.settings.get("evaluation.model") == "clients"]
     if own and state is None:
         notes.append(
-            f"of {listed(own)} this is the shared model: the run's own figures are of the "
-            "clients' models (evaluation.model=clients)"
+            f"these figures of {listed(own)} are the shared model's; the run measured the clients' "
+            "models (evaluation.model=clients)"
         )
     return notes
 
 
-def _texts(run: Run, one: Evaluation, names: Sequence[str]) -> list[str]:
-    """Return a run's texts, "" for what it has not."""
+def _texts(run: Run, one: Evaluation, names: Sequence[str]) -> dict[str, str]:
+    """Return a run's texts by column, "" for what it has not."""
     held = {name: value for name, value in one.by_class.items() if value is not None}
+    augmented = [100 * value for value in one.augmented]
     lowest = min(held, key=held.__getitem__, default=None)
-    return [
-        run.name,
-        str(one.examples),
-        "" if one.accuracy is None else f"{100 * one.accuracy:.2f}",
-        f"{one.loss:.4f}",
-        *(f"{one.metrics[name]:.4g}" if name in one.metrics else "" for name in names),
-        "" if lowest is None else f"{lowest}: {100 * held[lowest]:.2f}",
-        _augmented(one.augmented),
-    ]
-
-
-def _augmented(accuracies: Sequence[float]) -> str:
-    spread = f" ± {100 * stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
-    return f"{100 * mean(accuracies):.2f}{spread}" if accuracies else ""
+    return {
+        "run": run.name,
+        "examples": str(one.examples),
+        "accuracy %": "" if one.accuracy is None else f"{100 * one.accuracy:.2f}",
+        "loss": f"{one.loss:.4f}",
+        **{name: f"{one.metrics[name]:.4g}" if name in one.metrics else "" for name in names},
+        "lowest class": "" if lowest is None else f"{lowest}: {100 * held[lowest]:.2f}",
+        "augmented %": mean_text(augmented, 2) if augmented else "",
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("fedhet-evaluate", __doc__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run or a sweep")
-    task = "a key of the task with another value, such as path=/data/new; may be repeated"
+    task = "another value for a key of the task, such as path=/data/new; may be repeated"
     add("--task", action="append", default=[], metavar="KEY=VALUE", help=task)
-    metric = "in place of the run's evaluation.metrics, such as f1; may be repeated"
+    metric = "measure this instead of the run's evaluation.metrics, such as f1; may be repeated"
     add("--metric", action="append", metavar="NAME", help=metric)
-    add("--best", action="store_true", help="the model of the best round (checkpoint.best=true)")
-    state = "of a client, client-*/round-*.safetensors: its own model, made with what is shared"
+    add("--best", action="store_true", help="the best round's model (checkpoint.best=true)")
+    state = "evaluate the own model of the client with this state, client-*/round-*.safetensors"
     add("--state", type=Path, metavar="FILE", help=state)
-    passes = "how many passes over the test images flipped and cropped as for training (0)"
+    passes = "passes over the test images, flipped and cropped as for training (0)"
     add("--augmented", type=at_least(0), default=0, metavar="PASSES", help=passes)
-    add("--seed", type=int, default=0, help="of the augmentation (0)")
+    add("--seed", type=int, default=0, help="seed of the augmentation (0)")
     add("--out", type=Path, metavar="FILE", help="write all figures there, as JSON")
+    add_trust(parser)
     return parser
 
 

@@ -7,15 +7,15 @@ The file holds the network, its parameters and the normalisation of images:
     program = torch.export.load("model.pt2", extra_files=(about := {"about.json": ""}))
     probabilities = program.module()(images)        # (B, C), of uint8 (B, channels, H, W)
 
-Of a segmentation these are (B, C, H, W). A regression gives its values. about.json has the shape
-and type of the inputs, what the outputs are, the names of the classes, for texts the words of the
-vocabulary by rank, and the run. The inputs of a table's model are prepared outside the file:
-about.json has the column of each with its mean and scale, or its category. --best exports the model
-of the best round (checkpoint.best=true), in place of that of the last one. Where clients keep
-tensors or models of their own, such as FedPer's heads and Ditto's models, --state names the file of
-one of them (client-*/round-*.safetensors): the model is its. The shape of the inputs is that of an
-example; where a function of yours gives none on this machine, --task names one that does, such as
---task test_data=my_project.data:some.
+A segmentation gives (B, C, H, W), a regression its values. about.json has the shape and type of the
+inputs, the kind of the outputs, the names of the classes, for texts the words of the vocabulary by
+rank, and the run. You prepare the inputs of a table's model yourself: about.json has each one's
+column with its mean and scale, or its category. The file has the last model, or with --best the
+best round's (checkpoint.best=true). If clients keep their own tensors or models, such as FedPer's
+heads and Ditto's models, --state exports one client's model from its file
+(client-*/round-*.safetensors). The inputs have the shape of an example. If your data function gives
+no example on this machine, --task names a function that does, such as --task
+test_data=my_project.data:some.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from rich.console import Console
 from torch import Tensor
 
 from fedhet.changed_task import changed_task
-from fedhet.commands import parser_of, reported_errors
+from fedhet.commands import add_trust, parser_of, reported_errors
 from fedhet.common.checksums import file_sha256
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import replace_file, writable_file
 from fedhet.common.results import read_summary
 from fedhet.conf import method_name
+from fedhet.conf.trust import trust
 from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
 from fedhet.tasks import AnyTask, OwnTask, tabular
 from fedhet.tasks.column_statistics import ColumnStatistics
@@ -112,6 +113,8 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command; ``words`` replace the process's command line."""
     options = _parser().parse_args(words)
     with reported_errors("fedhet-export"):
+        if options.trust:
+            trust(options.run)
         about = export(options.run, options.out, options.state, options.task, best=options.best)
     Console().print(
         f"input    {about['input']['dtype']} {about['input']['shape']}\n"
@@ -192,8 +195,8 @@ def _own_examples(task: OwnTask, count: int) -> Tensor:
             examples, _ = task.client_data(0)
         except (ConfigError, OSError) as error:
             raise ConfigError(
-                "the model's input is that of an example, and task.data gives none on this "
-                "machine: name a function that does, --task test_data=package.module:function "
+                "fedhet-export needs an example of the model's input, and task.data gives none on "
+                "this machine: name a function, --task test_data=package.module:function "
                 f"({error})"
             ) from None
     inputs, _ = next(examples.batches(count, generator=None, train=False))
@@ -209,8 +212,8 @@ def _require_same_outputs(module: InferenceModel, content: io.BytesIO, examples:
             torch.testing.assert_close(program(examples), module(examples))
     except AssertionError as error:
         raise ConfigError(
-            f"the program that torch.export {torch.__version__} made of the model gives other "
-            f"outputs, so no file was written: {error}"
+            f"torch.export {torch.__version__} made a program with other outputs than the model's, "
+            f"so no file was written: {error}"
         ) from None
 
 
@@ -218,10 +221,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("fedhet-export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--out", type=Path, default=Path("model.pt2"), metavar="FILE")
-    parser.add_argument("--best", action="store_true", help="the model of the best round")
-    parser.add_argument("--state", type=Path, metavar="FILE", help="of a client: its model")
-    task = "of data of your own: a key of the task that gives examples here; may be repeated"
+    parser.add_argument("--best", action="store_true", help="export the best round's model")
+    parser.add_argument("--state", type=Path, metavar="FILE", help="export this client's own model")
+    task = "for your own data: a key of the task that gives examples here; may be repeated"
     parser.add_argument("--task", action="append", default=[], metavar="KEY=VALUE", help=task)
+    add_trust(parser)
     return parser
 
 

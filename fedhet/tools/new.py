@@ -1,7 +1,7 @@
-"""`fedhet-new my_project` writes a project of your own into the new folder my_project.
+"""`fedhet-new my_project` writes a new project into the folder my_project.
 
-It has a data set, a model, a method with its recipe, and a test. In it, `fedhet`, `fedhet -m` and
-`flwr run .` work, and its code travels with a run (docs/tutorial.md in a clone of fedhet).
+It has a data set, a model, a method and a test. `fedhet`, `fedhet -m` and `flwr run .` work in it,
+and its code travels with a run (docs/tutorial.md in a clone of fedhet).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     """Run the console command `fedhet-new`."""
     with reported_errors("fedhet-new"):
         parser = parser_of("fedhet-new", __doc__)
-        parser.add_argument("name", metavar="NAME", help="of the project and of its package")
+        parser.add_argument("name", metavar="NAME", help="name of the project and its package")
         name = str(parser.parse_args().name)
         check_name(name)
         files = write_project(Path.cwd() / name)
@@ -38,13 +38,13 @@ def check_name(name: str) -> None:
     """Refuse a name that a package cannot have, or that an installed one has."""
     if not re.fullmatch(r"[a-z]([a-z0-9_]{,30}[a-z0-9])?", name) or keyword.iskeyword(name):
         raise ConfigError(
-            f"{name} is no name for a package: use up to 32 small letters, digits and _, and begin "
+            f"{name} is not a package name: use up to 32 small letters, digits and _, and begin "
             "with a letter"
         )
     if name in sys.builtin_module_names or _is_installed(name):
         raise ConfigError(f"{name} is the name of an installed package: choose another")
     if (Path(fedhet.conf.__path__[0]) / "task" / f"{name}.yaml").is_file():
-        raise ConfigError(f"{name} is the name of a task of fedhet's: choose another")
+        raise ConfigError(f"{name} is the name of one of fedhet's tasks: choose another")
 
 
 def _is_installed(name: str) -> bool:

@@ -2,9 +2,9 @@
 
     fedhet-partition task=cifar10 partition=dirichlet partition.alpha=0.1 clients=10
 
-It prints a table, clients by classes, and saves a plot of it below results/partitions/. Examples of
-a regression are counted by tenths of their targets, or all together where a function gives each
-client its own.
+It prints a table, clients by classes, and saves a plot of it below results/partitions/. It counts
+examples of a regression by tenths of their targets, or all together if a function gives each client
+its own.
 """
 
 from __future__ import annotations

@@ -2,18 +2,17 @@
 
     fedhet-tune +experiment=fedpvr/reduced strategy=fedavg,fedpvr --rounds 10 --out results/tuned
 
-The words are those of `fedhet`; several values of a key make several cells, each with a choice of
-its own. --grid names what is chosen among: by default FedPVR's, the rate from .05, .1, .2 and .3,
-the schedule from constant, cosine and multi_step.
+It takes the same words as `fedhet`; several values of a key make several cells, and each cell has
+its own choice. --grid names the candidates, by default FedPVR's: the rates .05, .1, .2 and .3, and
+the schedules constant, cosine and multi_step.
 
 A candidate's score is the accuracy of its last model on the clients' held-out examples (the recipe
 needs partition.holdout), the mean over clients weighted by examples; the lower loss breaks ties.
-With evaluation.model=clients (Ditto and others) it is that of the clients' own models, the plain
-mean over clients (personal_accuracy).
-The test set is not used, so candidates do not stop early by it and keep no best model; the run with
-the choice does as the recipe says. --out gets search/CELL, a sweep of the candidates; choices.json,
-all scores; and runs/CELL, the run with the choice, whose config.yaml has it (`choice`). The same
-command continues where it was stopped.
+With evaluation.model=clients (Ditto and others) it is the accuracy of the clients' own models, the
+plain mean over clients (personal_accuracy). Candidates do not use the test set, so they do not stop
+early and keep no best model; the run with the choice follows the recipe. --out gets search/CELL, a
+sweep of the candidates; choices.json, all scores; and runs/CELL, the run with the choice, which its
+config.yaml names (`choice`). The same command continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -99,14 +98,14 @@ def checked(cell: Sequence[str], point: Sequence[str]) -> DictConfig:
     recipe = compose({"overrides": json.dumps([*cell, *point])})
     if recipe.partition.name != "site" and not recipe.partition.holdout:
         raise ConfigError(
-            f"partition.holdout={recipe.partition.holdout}: the choice is by the score on what "
-            "clients hold out; set it to a share in (0, 1), such as 0.1 (FedPVR: 0.01)"
+            f"partition.holdout={recipe.partition.holdout}: fedhet-tune chooses by the score on "
+            "held-out examples; set it to a share in (0, 1), such as 0.1 (FedPVR: 0.01)"
         )
     kind = recipe.task.get("kind", "classification")
     if kind != "classification":
         raise ConfigError(
-            f"task.kind={kind}: the choice is by the accuracy on what clients hold out, which this "
-            "task has none of; sweep with fedhet -m, and compare client_loss in fedhet-report"
+            f"task.kind={kind}: fedhet-tune chooses by accuracy, which this task does not have; "
+            "sweep with fedhet -m, and compare client_loss in fedhet-report"
         )
     return recipe
 
@@ -136,9 +135,7 @@ def tune(
     if not (sweep / INDEX).is_file():
         raise SystemExit(code)  # it was refused, and has said why
     if (status := SweepFolder(sweep).read().status) not in (COMPLETED, FAILED):
-        raise ConfigError(
-            f"the search of {name} is {status}: the same command goes on with what is missing"
-        )
+        raise ConfigError(f"the search of {name} is {status}: the same command continues it")
     candidates = read_candidates(sweep, points, score)
     best = chosen(candidates)
     if best is None:
@@ -221,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("words", nargs="+", metavar="KEY=VALUE", help="the recipe, as fedhet takes it")
     add("--grid", nargs="+", default=list(GRID), metavar="KEY=A,B", help="values to choose from")
-    add("--rounds", type=at_least(1), help="of a candidate (as many as the run's)")
+    add("--rounds", type=at_least(1), help="rounds of a candidate (as many as the run's)")
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
     return parser
 

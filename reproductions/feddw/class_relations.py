@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Entry, Heading, Table
+from fedhet.report.blocks import Block, Heading, Table
 from fedhet.report.colors import AXIS, INK
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
@@ -42,8 +43,7 @@ class Matrices:
 
 def relations_section(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]:
     """Return SL and CR of each cell's first run with soft labels, and their distance."""
-    runs = first_runs(layout, relations_of)
-    found = [(label, run, each) for label, run in runs if (each := relations_of(run))]
+    found = first_runs(layout, relations_of)
     if not found:
         return []
     blocks: list[Block] = [Heading(3, "Class relations")]
@@ -115,12 +115,13 @@ def _table(found: Sequence[tuple[str, Relations]]) -> Table:
     for label, relations in found:
         correlation = relations.rank_correlation
         text = "-" if correlation is None else f"{correlation:.2f}"
-        rows.append([Entry(label), Entry(f"{relations.distance:.3g}"), Entry(text)])
+        rows.append([label, f"{relations.distance:.3g}", text])
     caption = (
         "Distance of SL and CR: the mean of the squared differences of all entries, FedDW's eq. 11 "
         "without mu, and Spearman's rank correlation of the entries off the diagonal."
     )
-    return Table(["", "mean of (SL - CR)²", "rank correlation off the diagonal"], rows, caption)
+    columns = ["", "mean of (SL - CR)²", "rank correlation off the diagonal"]
+    return Table(pd.DataFrame(rows, columns=columns), caption)
 
 
 def _heatmap(

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Table
+from fedhet.report.blocks import Block, Heading, Table, not_available
 from fedhet.report.class_counts import partition_of
 from fedhet.report.colors import AXIS, INK, PALETTE
 from fedhet.report.data_file import Partition
@@ -80,9 +81,9 @@ def norms_section(layout: Layout, partitions: Partitions, stem: Path) -> list[Bl
     if not counted:
         return []
     found, missing = [], []
-    for label, run in runs:
-        partition, heads = partition_of(run, counted), head_norms_of(run)
-        if partition is None or partition.error or heads is None:
+    for label, run, heads in runs:
+        partition = partition_of(run, counted)
+        if partition is None or partition.error:
             reason = partition.error if partition else "its partition is not counted"
             missing.append(f"{label}: {reason}")
         else:
@@ -94,8 +95,7 @@ def norms_section(layout: Layout, partitions: Partitions, stem: Path) -> list[Bl
         path = stem.with_name(f"{stem.name}_norms")
         blocks.append(picture_grid(pictures, _caption(found, shown), path, HEIGHT))
     blocks += [_table(found)] if found else []
-    blocks += [Paragraph("Not available here:"), Listing(missing)] if missing else []
-    return blocks
+    return blocks + not_available(missing)
 
 
 def _norms(label: str, heads: HeadNorms, partition: Partition) -> Norms:
@@ -116,14 +116,14 @@ def _table(found: Sequence[Norms]) -> Table:
         held = [value for value in norms.correlations(held=True) if value is not None]
         negative = f"{sum(value < 0 for value in every)} of {len(every)}"
         means = [f"{np.mean(values):.2f}" if values else "-" for values in (every, held)]
-        rows.append([Entry(text) for text in (norms.label, *means, negative)])
+        rows.append([norms.label, *means, negative])
     heads = ["", "rank correlation", "of held classes alone", "clients with a negative one"]
     caption = (
         "Spearman's rank correlation of class share and weight norm over a client's classes, the "
         "mean over the clients; then over the classes that a client holds, if at least two. "
         "FedDW's section III-B says that it is negative for a classifier without bias."
     )
-    return Table(heads, rows, caption)
+    return Table(pd.DataFrame(rows, columns=heads), caption)
 
 
 def _caption(found: Sequence[Norms], shown: Sequence[Norms]) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Table
+from fedhet.report.blocks import Block, Heading, Table, not_available
 from fedhet.report.colors import AXIS, PALETTE
 from fedhet.report.layout import Layout, first_runs
 from fedhet.reproductions.color_bar import add_color_bar
@@ -33,8 +34,7 @@ Found = Sequence[tuple[str, FusionPath]]  # with labels
 
 def fusion(layout: Layout, stem: Path) -> list[Block]:
     """Return the fusion's path of each cell's first run that has one."""
-    runs = first_runs(layout, fusion_path_of)
-    named = [(label, path) for label, run in runs if (path := fusion_path_of(run))]
+    named = [(label, path) for label, _, path in first_runs(layout, fusion_path_of)]
     found = [(label, path) for label, path in named if not path.error]
     missing = [f"{label}: {path.error}" for label, path in named if path.error]
     if not named:
@@ -51,8 +51,7 @@ def fusion(layout: Layout, stem: Path) -> list[Block]:
         file = stem.with_name(f"{stem.name}_fusion")
         blocks.append(picture_grid(pictures, caption, file, HEIGHT))
     blocks += [_table(found)] if found else []
-    blocks += [Paragraph("Not available here:"), Listing(missing)] if missing else []
-    return blocks
+    return blocks + not_available(missing)
 
 
 def _caption(shown: Found, left_out: int) -> str:
@@ -76,11 +75,11 @@ def _table(found: Found) -> Table:
         half = "-"
         if gain != 0:
             half = str(path.iterations[int(np.argmax((values - values[0]) / gain >= 0.5))])
-        texts = [label, f"{values[0]:.2f}", f"{values[-1]:.2f}", half, f"{100 * path.in_plane:.0f}"]
-        rows.append([Entry(text) for text in texts])
+        in_plane = f"{100 * path.in_plane:.0f}"
+        rows.append([label, f"{values[0]:.2f}", f"{values[-1]:.2f}", half, in_plane])
+    columns = ["", "at first", "at the end", "halfway after", "of the path in the plane (%)"]
     return Table(
-        ["", "at first", "at the end", "halfway after", "of the path in the plane (%)"],
-        rows,
+        pd.DataFrame(rows, columns=columns),
         "Accuracy on the test set (%), or the loss if there is none; the iterations until half of "
         "the gain is reached; and the share of the squared distances from the first iterate that "
         "lies in the plane.",

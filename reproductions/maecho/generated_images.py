@@ -13,7 +13,7 @@ from fedhet.report.blocks import Block, Heading
 from fedhet.report.class_counts import partition_of
 from fedhet.report.colors import AXIS, INK
 from fedhet.report.data_file import Partition
-from fedhet.report.layout import Layout, cells_with_runs, first_runs
+from fedhet.report.layout import Layout, first_runs
 from fedhet.report.names import plain
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.run_data import Run
@@ -48,10 +48,10 @@ def generated(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]
     runs = first_runs(layout, generated_of)
     if not runs or not can_plot():
         return []
-    order = [id(run) for _, _, cell in cells_with_runs(layout) for run in cell.runs]
-    runs.sort(key=lambda pair: order.index(id(pair[1])))
+    order = list(map(id, layout.completed))
+    runs.sort(key=lambda found: order.index(id(found[1])))
     counted = partitions()
-    found = _different([d for label, run in runs for d in _decoders(label, run, counted)])
+    found = _different([decoder for each in runs for decoder in _decoders(*each, counted)])
     shown = found[:MOST_SHOWN]
     shapes = [decoder.images.shape for decoder in shown]
     tallest = max(n * rows / (classes * columns) for n, classes, rows, columns in shapes)
@@ -63,10 +63,10 @@ def generated(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]
     return [Heading(3, "Generated digits"), picture_grid(pictures, caption, path, height)]
 
 
-def _decoders(label: str, run: Run, counted: Sequence[Partition]) -> list[Decoder]:
+def _decoders(
+    label: str, run: Run, images: Generated, counted: Sequence[Partition]
+) -> list[Decoder]:
     """Return the clients' decoders, then the run's."""
-    images = generated_of(run)
-    assert images is not None
     partition = partition_of(run, counted)
     counts = None
     names: Sequence[str] = [str(number) for number in range(images.shape[1])]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Entry, Heading, Table
+from fedhet.report.blocks import Block, Heading, Table
 from fedhet.report.colors import AXIS, INK, PALETTE
 from fedhet.report.layout import Layout, first_runs
 from fedhet.reproductions.maecho.fusion_path import Neurons, Stage, neurons_of
@@ -23,8 +24,7 @@ Found = Sequence[tuple[str, Neurons]]  # with labels
 
 def neurons(layout: Layout, stem: Path) -> list[Block]:
     """Return the neurons of each cell's first run that has them."""
-    runs = first_runs(layout, neurons_of)
-    found = [(label, each) for label, run in runs if (each := neurons_of(run))]
+    found = [(label, each) for label, _, each in first_runs(layout, neurons_of)]
     if not found:
         return []
     blocks: list[Block] = [Heading(3, "Neurons")]
@@ -52,11 +52,10 @@ def _table(found: Found) -> Table:
     for label, each in found:
         for stage in each.stages:
             accuracy = "-" if stage.accuracy is None else f"{100 * stage.accuracy:.2f}"
-            texts = label, stage.title, f"{100 * stage.matched:.0f}", accuracy
-            rows.append([Entry(text) for text in texts])
+            rows.append([label, stage.title, f"{100 * stage.matched:.0f}", accuracy])
+    columns = ["", "stage", "matched (%)", "accuracy on own examples (%)"]
     return Table(
-        ["", "stage", "matched (%)", "accuracy on own examples (%)"],
-        rows,
+        pd.DataFrame(rows, columns=columns),
         "Matched: the other clients' neurons whose nearest neuron of the first client has the same "
         "number.",
         words=2,

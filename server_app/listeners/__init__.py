@@ -67,7 +67,7 @@ class End:
 
 
 class Listener:
-    """Does nothing at any of the three moments; a subclass does what it is for."""
+    """Does nothing at any of the three moments; subclasses override them."""
 
     def on_start(self, start: Start) -> None:
         """Prepare; an error ends the run before its first round."""

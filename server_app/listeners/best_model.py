@@ -1,6 +1,6 @@
 """best.safetensors: the model of the best round so far, by a metric of the rows.
 
-Where rows are lost, what the file says of its round still counts.
+If rows are lost, the file's own record of its round still counts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.stopping import EarlyStopping
 from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks.metrics import Predictions
+from fedhet.tasks.models.own_weights import counted
 
 BEST = "best.safetensors"
 
@@ -41,7 +42,7 @@ def check_measured(
     *,
     at_server: bool,
 ) -> None:
-    """Refuse to go by what nothing measures.
+    """Refuse a metric that nothing measures.
 
     Args:
         recipe: of the run.
@@ -74,7 +75,7 @@ def check_measured(
 
 
 def _instead_of_accuracy(key: str, predictions: Predictions | None) -> str:
-    """Return what to set where a key goes by an accuracy that the task does not measure."""
+    """Return what to set if a key goes by an accuracy that the task does not measure."""
     if key != "target_accuracy":
         return "early_stopping.metric=loss, or name a metric of its kind (evaluation.metrics)"
     of_classes = predictions is not None and "accuracy" in metrics_of(predictions.kind)
@@ -140,7 +141,8 @@ class BestModel(Listener):
         self._next.parent.mkdir(parents=True, exist_ok=True)
         label = {"kind": MODEL, "run": finished.run, **vars(best), "metric": self.rule.metric}
         label["parameters_sha256"] = parameters_sha256(finished.output)
-        save_tensors(self._next, finished.output, label, self._metadata)
+        metadata = counted(self._metadata, finished.rows[-1].get("num_steps"))
+        save_tensors(self._next, finished.output, label, metadata)
 
     def on_end(self, end: End) -> None:
         """Say which round the file is of."""

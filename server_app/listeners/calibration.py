@@ -1,7 +1,7 @@
 """Prediction sets that the clients calibrate on held-out examples after the last round.
 
-The messages of docs/conformal.md, and the checks of what the clients answer; what is asked and
-what follows is in tasks/conformal/calibration.py.
+Sends the messages of docs/conformal.md and checks the clients' answers; the questions and the
+thresholds are in tasks/conformal/calibration.py.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CalibratedSets(Listener):
         self._parts, self._seed, self._timeout = parts, seed, timeout
 
     def on_end(self, end: End) -> None:
-        """Say which sets there are; if the clients cannot calibrate, the run is completed still."""
+        """Report the sets; if the clients cannot calibrate, the run still counts as completed."""
         if end.grid is None or end.arrays is None:
             return
         strategy, classes = self._parts.strategy, self._parts.task.num_classes
@@ -143,7 +143,7 @@ def _losses(sent: ArrayRecord | None, most: int) -> Array:
     shapes = {LOG_LOSSES: (len(TEMPERATURES),)}
     found: Array = decode_tensors(CALIBRATE, sent, shapes, {torch.float64})[LOG_LOSSES].numpy()
     if not ((found >= 0) & (found <= _LARGEST_LOSS * most)).all():
-        raise RefusedReplyError(f"its log losses are not those of {most} examples")
+        raise RefusedReplyError(f"its log losses are impossible for {most} examples")
     return found
 
 
@@ -154,7 +154,7 @@ def _histograms(sent: ArrayRecord | None, sizes: Mapping[str, int], most: int) -
     if any((one < 0).any() or (one > most).any() for one in counts.values()):
         raise RefusedReplyError(f"its histograms have counts below 0 or above its {most} examples")
     if len(sums := {int(one.sum()) for one in counts.values()}) > 1:
-        raise RefusedReplyError("its histograms are not of equally many examples")
+        raise RefusedReplyError("its histograms count different numbers of examples")
     if max(sums) > most:
-        raise RefusedReplyError(f"its histograms are of more than its {most} held-out examples")
+        raise RefusedReplyError(f"its histograms count more than its {most} held-out examples")
     return counts

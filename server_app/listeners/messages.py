@@ -52,7 +52,7 @@ class SmallLastBatches(Listener):
             log(
                 WARNING,
                 "the last batch of an epoch has few examples (local.batch_size=%s): %s. Its step "
-                "is as long as any other and may undo much, and no later round corrects that: "
+                "is as long as any other, so it can undo progress in every round: "
                 "local.drop_last=true leaves it out",
                 size,
                 ", ".join(few[:_SHOWN_CLIENTS]) + (", ..." if few[_SHOWN_CLIENTS:] else ""),
@@ -76,9 +76,9 @@ class Alarm(Listener):
             text = "round %s: client %s sent an unusually large %s"
             if not self._has_explained:
                 text += (
-                    f". z says how far its length lies above the other clients' median; {LIMIT:g} "
-                    "is the limit. Unusual data, an error or an attack can be the reason: look at "
-                    "this client. docs/robust.md has aggregators that limit what a client can do"
+                    f". z says how far its length is above the clients' median; {LIMIT:g} is the "
+                    "limit. Unusual data, an error or an attack can be the reason: look at this "
+                    "client. docs/robust.md has aggregators that limit what a client can do"
                 )
             self._has_explained = True
             log(WARNING, text, finished.report.round, client, what)

@@ -26,13 +26,13 @@ class Rows(Listener):
         self._results, self._config, self._own = results, config, list(own_metrics)
 
     def on_start(self, start: Start) -> None:
-        """Write the recipe; the clock goes on where that of a resumed run stood."""
+        """Write the recipe; a resumed run's clock continues where it stood."""
         self._results.write_config(self._config)
         before = start.rows[-1].get("elapsed_seconds", 0.0) if start.rows else 0.0
         self._began = time.monotonic() - before
 
     def on_round(self, finished: Finished) -> None:
-        """Append the row; resuming drops those after the checkpoint, which it measures again."""
+        """Append the row; resuming drops rows after the checkpoint and measures them again."""
         row = finished.report.row() | {"elapsed_seconds": time.monotonic() - self._began}
         self._results.append(row | ({OWN: self._own} if self._own else {}))
 

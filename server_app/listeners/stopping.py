@@ -1,6 +1,6 @@
 """Rounds after which a run ends early: early stopping, the target accuracy, and divergence.
 
-The first two follow from the rows of metrics.jsonl: a resumed run goes on as if it had not ended.
+The first two follow from the rows of metrics.jsonl, so a resumed run ends after the same round.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _has_trained(row: Row) -> bool:
 
 
 def why_ended(rows: Sequence[Row], target: float | None, stopping: EarlyStopping) -> str | None:
-    """Return why a run ends early with the last of its rows; None if it goes on."""
+    """Return the reason for stopping early after the last row, or None."""
     accuracy = rows[-1].get("accuracy") if rows else None
     if target is not None and (accuracy or -1.0) >= target:
         return f"accuracy {accuracy:.6g} reached target_accuracy={target}"

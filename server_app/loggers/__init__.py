@@ -37,7 +37,7 @@ class Logger(Protocol):
 
 
 class Loggers(Listener):
-    """The loggers of a run: one that cannot start ends it, one that fails later is dropped.
+    """The loggers of a run: if one cannot start, the run ends; if one fails later, it is dropped.
 
     Args:
         loggers: by name.

@@ -93,5 +93,6 @@ class MLflow:
 
 
 def _allowed(name: str) -> str:
-    """Return a name with _ for what MLflow has in none, such as the quote in a class's name."""
+    """Return a name with _ for characters that MLflow forbids, such as a quote in a class's
+    name."""
     return re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)[:_LONGEST]

@@ -41,9 +41,9 @@ class Attack(Option, ClientSide):
     allow: bool = False
     """true: I know that this run has hostile clients"""
     num_clients: Annotated[Whole, Refers("${clients}")]
-    """N"""
+    """N, the number of clients"""
     seed: Annotated[Seed, Refers("${seed}")] = 0
-    """of the run"""
+    """seed of the run"""
 
     def __init__(self, **given: Any) -> None:
         """Choose the hostile clients."""

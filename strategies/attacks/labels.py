@@ -90,14 +90,14 @@ class Backdoor(Attack):
     target: Whole = 0
     """the class that images with the trigger are taken for"""
     share: ShareAboveZero = 0.5
-    """of every batch that has the trigger"""
+    """share of every batch that gets the trigger"""
     size: Count = 2
-    """of the trigger, a white square, in pixels"""
+    """side of the trigger, a white square, in pixels"""
     boost: Positive | None = None
     """factor of the update; null: clients of a round over the hostile ones expected in it (at least
     one), which replaces a plain mean"""
     participation: Annotated[ShareAboveZero, Refers("${participation}")] = 1.0
-    """of the run"""
+    """share of clients in a round"""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)

@@ -34,9 +34,9 @@ class PayloadLie(Attack):
     )
 
     payload: Text
-    """its name"""
+    """name of the payload"""
     factor: float = 1.0
-    """of all its numbers"""
+    """factor on all its numbers"""
     roll: Whole = 0
     """places by which its matrices are rolled along their last dimension"""
 

@@ -39,7 +39,7 @@ class ScaledUpdate(Attack):
     variants = MappingProxyType({"scaled_update": {}, "sign_flip": {"factor": -1.0}})
 
     factor: float = -10.0
-    """of the update; -10: the sign is turned, and it is ten times as long"""
+    """factor on the update; -10 turns its sign and makes it ten times as long"""
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
         """Return the reply with it."""
@@ -52,7 +52,7 @@ class Gaussian(Attack):
     option = "gaussian"
 
     stddev: Positive = 1.0
-    """of every number"""
+    """standard deviation of every number"""
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
         """Return the reply with it."""

@@ -28,7 +28,7 @@ class FixedSizeSampler(_Sampler):
     option = "fixed_size"
 
     seed: Annotated[Seed, Refers("${seed}")] = 0
-    """of the cohorts"""
+    """seed of the cohorts"""
 
     def size(self, num_clients: int) -> int:
         """Return |S|."""
@@ -55,8 +55,8 @@ class BernoulliSampler(_Sampler):
     option = "bernoulli"
 
     seed: Annotated[Seed | None, Refers("${seed}")] = 0
-    """of the cohorts; null: drawn in secret at each start, so that nobody can foresee who takes
-    part; no run has these cohorts again"""
+    """seed of the cohorts; null: a secret drawn at each start, so nobody can foresee who takes
+    part, and no run can repeat the cohorts"""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)

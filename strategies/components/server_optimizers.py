@@ -42,7 +42,7 @@ class SGD(_ServerOptimizer):
     option = "sgd"
 
     momentum: Share = 0.0
-    """of the mean update (FedAvgM: 0.9)"""
+    """momentum of the mean update (FedAvgM: 0.9)"""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)

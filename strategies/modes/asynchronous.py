@@ -1,4 +1,4 @@
-"""Asynchronous rounds: how many replies make a step, and what a late one still weighs.
+"""Asynchronous rounds: how many replies make a step, and how much a late one weighs.
 
 FedBuff     Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba. Federated learning with buffered
             asynchronous aggregation. AISTATS 2022. https://arxiv.org/abs/2106.06639
@@ -6,7 +6,7 @@ FedAsync    Xie, Koyejo, Gupta. Asynchronous federated optimization. OPT 2020.
             https://arxiv.org/abs/1903.03934
 
 M clients train at any time; the server steps when K replies are there, and waits for nobody else. A
-reply of staleness tau (the server has stepped so often since the client got its model) weighs
+reply is tau steps stale if the server took tau steps since the client got its model. It weighs
 
     constant     1
     polynomial   (1 + tau)^-a                                       FedBuff: a = 1/2
@@ -15,10 +15,10 @@ reply of staleness tau (the server has stepped so often since the client got its
     FedBuff      x <- x + eta_g (1 / K) sum_i s(tau_i) (y_i - x_i)        x_i: what client i got
     FedAsync     x <- x + eta_g s(tau) (y_i - x),  K = 1,  eta_g its alpha
 
-No server optimizer sees buffers: BatchNorm's statistics move by s(tau) alone, in FedAsync, too.
+No server optimizer sees buffers: BatchNorm's statistics move by s(tau) alone, also in FedAsync.
 
-There is one loop, :func:`collect`, over an iterator of arrivals: those on a simulated system's
-clock (simulated_clients.py), or those of real clients (live_clients.py).
+There is one loop, :func:`collect`, over an iterator of arrivals: on a simulated system's clock
+(simulated_clients.py), or from real clients (live_clients.py).
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class Asynchronous(Configured):
     section = "strategy.asynchronous"
 
     buffer: Count = 10
-    """K, replies of a step"""
+    """K, how many replies make a step"""
     discount: Discount = "polynomial"
-    """of a reply that is tau steps stale: polynomial, (1 + tau)^-exponent | hinge, 1 up to the
-    threshold, then 1 / (exponent (tau - threshold) + 1) | constant"""
+    """weight of a reply that is tau steps stale: polynomial, (1 + tau)^-exponent | hinge, 1 up to
+    the threshold, then 1 / (exponent (tau - threshold) + 1) | constant, 1"""
     exponent: NotNegative = 0.5
-    """a"""
+    """a, the exponent of polynomial and hinge"""
     threshold: NotNegative = 4.0
-    """b of hinge"""
+    """b, the threshold of hinge"""
     max_staleness: Whole | None = None
-    """staler replies are not waited for; null: any count"""
+    """the server rejects staler replies; null: it accepts all"""
     towards_model: bool = False
-    """FedAsync's step, to y_i; false: along the client's change, as FedBuff steps"""
+    """true: step towards y_i, as FedAsync does; false: along the client's change, as FedBuff"""
     seed: Annotated[Seed, Key("seed")] = 0
 
     def weight(self, staleness: int) -> float:
@@ -70,7 +70,7 @@ class Asynchronous(Configured):
         return 1.0
 
     def too_old(self, staleness: int) -> bool:
-        """Return whether a reply is not waited for."""
+        """Return whether a reply is too stale to count."""
         return self.max_staleness is not None and staleness > self.max_staleness
 
     def check(self, num_clients: int, least: int) -> None:
@@ -100,7 +100,7 @@ class Asynchronous(Configured):
 
 @dataclass(frozen=True)
 class Arrival:
-    """A client that is through with its training.
+    """A client that has finished its training, or failed.
 
     Attributes:
         client: its id.
@@ -117,7 +117,7 @@ class Arrival:
 
 @dataclass
 class Collected:
-    """The clients of a step: the versions of those in time, why others are lost, who was late."""
+    """The clients of a step: versions of those in time, why others are lost, who was late."""
 
     versions: dict[int, int] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
@@ -133,8 +133,8 @@ def collect(
     """Take arrivals until K of them count, or nobody trains any more.
 
     Args:
-        arrivals: of different clients; the next one is asked for only if it is needed.
-        settings: K, and what is too old.
+        arrivals: of different clients; the loop asks for the next one only if it needs it.
+        settings: K, and which replies are too old.
         step: t.
         take: takes one; returns whether it counts.
     """
@@ -155,12 +155,12 @@ def collect(
 
 @dataclass(frozen=True)
 class Started:
-    """What the clients of a step started from, which is not what the server has by now.
+    """Where the clients of a step started, which is not where the server is by now.
 
     Attributes:
         versions: of the models that they got, by client id.
         discounts: s(tau), by client id.
-        models: x_v and the buffers, by version; of FedBuff's, the buffers are enough.
+        models: x_v and the buffers, by version; FedBuff needs only the buffers.
         towards_model: FedAsync's step, to y_i and not along y_i - x_i.
     """
 
@@ -170,10 +170,10 @@ class Started:
     towards_model: bool
 
     def rebase(self, total: ReplySum, tensors: Tensors) -> ReplySum:
-        """Return the sum of steps to where the clients have arrived, from ``tensors``.
+        """Return the sum of steps from ``tensors`` to where the clients arrived.
 
-        Buffers always go there: the result is a mean of the clients' and the server's. The changes
-        of a variance that was another one when they were measured could make it negative.
+        Buffers always step this way, so the result is a mean of the clients' and the server's.
+        Changes of a variance, measured from an older one, could make it negative.
         """
         examples = math.fsum(reply.num_examples for reply in total.replies)
         shares = [r.num_examples * self.discounts[r.client_id] / examples for r in total.replies]
@@ -186,7 +186,7 @@ class Started:
     def _rebased(
         self, total: ReplySum, changes: Tensors, weights: Sequence[float], tensors: Tensors
     ) -> dict[str, Tensor]:
-        """Return the weighted sum of changes y_i - x_i as that of y_i - x."""
+        """Turn the weighted sum of y_i - x_i into the weighted sum of y_i - x."""
         moved: dict[str, Tensor] = {name: 0.0 * value for name, value in changes.items()}
         own = [self.versions[reply.client_id] for reply in total.replies]
         for version in sorted(set(own)):
@@ -197,5 +197,5 @@ class Started:
 
 
 def idle_clients(present: Sequence[int], busy: Collection[int]) -> list[int]:
-    """Return who of the clients is not busy, in order."""
+    """Return the idle clients in order."""
     return [client for client in present if client not in busy]

@@ -1,7 +1,7 @@
 """Which modes go together, and which methods go with them: one table, and one check of a run.
 
-A mode leaves the server something of the replies to read (``LEAVES``), and the parts of a method
-declare what they read: a part that reads more is refused. ``PAIRS`` has the modes that exclude each
+Each mode says what the server may still read of the replies (``LEAVES``), and each part of a method
+says what it reads: a part that reads more is refused. ``PAIRS`` has the modes that exclude each
 other. docs/modes.md shows both.
 """
 
@@ -41,8 +41,8 @@ class Mode:
         off: what turns it off.
         hides: what it hides, from whom.
         hooks: where it hooks into the round.
-        leaves: what of the replies it leaves to be read.
-        to_aggregator: the same for the aggregator, if that is less.
+        leaves: what parts may read of the replies.
+        to_aggregator: what the aggregator may read, if that is less.
     """
 
     key: str
@@ -118,27 +118,26 @@ PAIRS = {
     ("asynchronous", "secure"): "a secure sum needs the replies of one round together",
     ("asynchronous", "central privacy"): "the noise is for the replies of one round together",
     ("asynchronous", "system that waits"): (
-        "nobody is waited for (strategy.asynchronous.max_staleness refuses old replies)"
+        "no round waits (to refuse old replies, set strategy.asynchronous.max_staleness)"
     ),
     ("real clients", "evaluation at clients"): "an evaluation waits for all clients that train",
     ("system", "secure"): (
-        "the server does not know how many examples a client has, and so not how long it takes"
+        "the server does not know a client's number of examples, and so not how long it takes"
     ),
     ("system", "central privacy"): (
-        "late and absent clients change how many are in a round, and the noise is for a fixed "
-        "number"
+        "the noise is for a fixed number of clients, and late and absent clients change that"
     ),
-    ("compression up", "secure"): "a secure sum is one of masked whole numbers of its own",
+    ("compression up", "secure"): "a secure sum has its own format, masked whole numbers",
     ("compression up", "clipping at clients"): (
-        "compression changes what a client sends after it was clipped"
+        "compression changes a client's reply after it was clipped"
     ),
     ("evaluation at clients", "secure"): "it asks each client for its loss and accuracy",
     ("values per client", "secure"): "it writes the values of single clients",
     ("compression down", "towards the model"): (
-        "the server does not have the rounded model that the clients start from"
+        "the server lacks the rounded model from which the clients start"
     ),
     ("evaluation at clients", "another network"): (
-        "clients evaluate models of the task's architecture (give the server test examples in "
+        "clients can only evaluate the task's network (give the server test examples in "
         "task.test_data)"
     ),
 }
@@ -146,7 +145,7 @@ PAIRS = {
 
 @dataclass(frozen=True)
 class Composition:
-    """What a run is composed of, as far as it must fit together."""
+    """The parts and modes of a run that must fit together."""
 
     client_sides: Mapping[str, ClientSide]
     step: ServerStep
@@ -204,7 +203,7 @@ class Composition:
 
 
 def check(run: Composition) -> None:
-    """Refuse modes that exclude each other, and methods that they leave too little to read.
+    """Refuse modes that exclude each other, and methods that read more than the modes allow.
 
     Raises:
         ConfigError: names the keys, and what to set.
@@ -236,7 +235,7 @@ def _check_readers(name: str, run: Composition) -> None:
             left &= leaves
     if too_much:
         raise ConfigError(
-            f"{mode.key} leaves nothing but {in_words(left)} to be read, and "
+            f"with {mode.key} the server can only read {in_words(left)}, but "
             f"{'; '.join(too_much)}: {mode.off}, or choose parts that read no more"
         )
 
@@ -252,7 +251,7 @@ def in_words(reads: Reads) -> str:
 
 
 def _check_starts(run: Composition) -> None:
-    """Refuse clients that start elsewhere than at x where the aggregator divides by their steps."""
+    """Refuse clients that do not start at x if the aggregator divides by their steps."""
     moving = sorted(name for name, side in run.client_sides.items() if side.moves_start)
     if moving and reads_of(run.step.aggregator) & Reads.STEPS:
         raise ConfigError(
@@ -263,7 +262,7 @@ def _check_starts(run: Composition) -> None:
 
 
 def _check_order(run: Composition) -> None:
-    """Refuse to reorder neurons where something else is in the clients' own order."""
+    """Refuse to reorder neurons if something else has the clients' order."""
     reordering = [type(one).__name__ for one in run.step.transforms if isinstance(one, Reorders)]
     sides = run.client_sides.values()
     sent = sorted(name for side in sides for name in side.sends & side.compressible)
@@ -280,7 +279,7 @@ def _check_order(run: Composition) -> None:
 
 
 def _check_robust(run: Composition) -> None:
-    """Refuse a robust aggregator where it would replace or miss the method's essential part."""
+    """Refuse a robust aggregator that would replace or miss the method's essential part."""
     combining = run.step.combining
     if combining is None:
         return
@@ -296,7 +295,7 @@ def _check_robust(run: Composition) -> None:
 
 
 def _check_privacy(run: Composition, modes: list[str]) -> None:
-    """Refuse parts to which clipping and noise do what they cannot bear."""
+    """Refuse parts that clipping or noise would break."""
     step, clipping = run.step, any(side.clips for side in run.client_sides.values())
     private = {name for side in run.client_sides.values() for name in side.private}
     if clipping and (bare := sorted(per_example(run.client_sides) - private)):
@@ -332,7 +331,7 @@ def _check_privacy(run: Composition, modes: list[str]) -> None:
 
 
 def _check_discount(asynchronous: Asynchronous, step: ServerStep) -> None:
-    """Refuse to discount what an optimizer adds up as the clients do."""
+    """Refuse to discount updates that the optimizer adds up as the clients do."""
     whole = asynchronous.discount == "constant" and not asynchronous.towards_model
     if isinstance(step.optimizer, Coupled) and step.optimizer.coupled_state and not whole:
         raise ConfigError(

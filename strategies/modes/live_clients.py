@@ -1,21 +1,20 @@
 """Asynchronous rounds of real clients: messages are pushed and pulled, and nobody is waited for.
 
-M clients train at any time. A client that is idle gets the server's model of that moment, version v
-(the model after step v); whoever answers frees a place, which the next one takes at once. Step t is
-taken as soon as K different clients have answered validly since step t - 1. Replies that are there
-by then but beyond K count for step t + 1, one step staler.
+M clients train at any time. An idle client gets the server's current model, version v (the model
+after step v). Whoever answers frees a place, and the next client takes it at once. The server takes
+step t as soon as K different clients have answered validly since step t - 1. Further replies that
+are there by then count for step t + 1, one step staler.
 
-- A client answers, fails or is given up once in a step; who is through does not start again in it.
-- A reply has ``timeout-seconds`` from its message on. After that it is not looked for any more.
+- A client answers, fails or is given up at most once in a step, and does not start again in it.
+- A reply has ``timeout-seconds`` from its message on. After that the server stops looking for it.
 - A client whose node is not connected keeps nobody from starting; if it answers in time, it counts.
-- The step is taken with fewer than K replies where no connected client trains, or can start;
-  without any it has failed, and the next one waits for clients to connect.
-- Only replies to messages of this process are taken. A run that is resumed asks everybody anew:
-  what was in flight is lost, and leaves no trace in a client's state (wire/client_versions.py).
+- If no connected client trains or can start, the server takes the step with fewer than K replies;
+  with none the step has failed, and the next one waits for clients to connect.
+- Only replies to messages of this process count. A resumed run asks everybody anew: replies in
+  flight are lost, and leave no trace in a client's state (wire/client_versions.py).
 
-The order of arrival is that of the real world, so two runs differ. Where replies arrive in the
-order of a simulated system, the result is that of SimulatedClients, to the
-bit.
+Replies arrive in no fixed order, so two runs differ. If they arrive in the order of a simulated
+system, the result is SimulatedClients', to the bit.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from fedhet.strategies.slots import ClientSampler
 from fedhet.strategies.wire.array_codec import to_tensor
 from fedhet.strategies.wire.messages import timeout_of
 from fedhet.strategies.wire.polling import give_up, pause
-from fedhet.strategies.wire.records import count_bytes, no_reply
+from fedhet.strategies.wire.records import UNASKED, count_bytes, may_answer, no_reply
 
 _LOOK_SECONDS = 5.0  # after which it is looked up again who is connected
 
@@ -62,13 +61,13 @@ class LiveClients(Selector):
     """Starts real clients and takes their replies as they arrive.
 
     Attributes:
-        settings: K, s(tau), and what is too old.
+        settings: K, s(tau), and which replies are too old.
         sampler: its number of clients of a round is M, how many train at any time.
         in_flight: the clients that train, by id.
         buffers: names of the tensors that are not trained.
         models: the buffers (FedAsync's x_v, too) that clients in flight, or about to start, got.
         arrived: replies beyond K, for the next step.
-        forgotten: ids of messages whose replies are not waited for any more.
+        forgotten: ids of messages whose replies nobody waits for.
     """
 
     settings: Asynchronous
@@ -85,7 +84,7 @@ class LiveClients(Selector):
         self.settings.check(num_clients, least)
 
     def select(self, start: RoundStart) -> Selection:
-        """Return who may answer in step t, from which version, and what the reply then weighs."""
+        """Return who may answer in step t, from which version, and with which weight."""
         before = start.number - 1
         versions = dict.fromkeys(sorted(start.availability.registry.nodes), before)
         versions |= {client: sent.version for client, sent in sorted(self.in_flight.items())}
@@ -141,9 +140,9 @@ class LiveStep:
         return Arrived(sorted(found.versions), sorted(found.late), staleness, self.bytes_down)
 
     def arrivals(self, unasked: list[str]) -> Iterator[Arrival]:
-        """Yield the replies as they arrive, and start other clients in the place of theirs.
+        """Yield the replies as they arrive, and start other clients in their place.
 
-        ``unasked`` gets what comes beside them.
+        ``unasked`` gets other messages.
         """
         clients, rng = self.clients, self._rng()
         while True:
@@ -156,10 +155,7 @@ class LiveStep:
             reply = clients.arrived.popleft()
             client = self._client_of(reply)
             if client is None:
-                unasked.append(
-                    f"node {reply.metadata.src_node_id}: its reply answers no message that is "
-                    "waited for (it came too late, or from before the run was resumed)"
-                )
+                unasked.append(f"node {reply.metadata.src_node_id}: {UNASKED}")
                 continue
             self.through.add(client)
             yield Arrival(client, clients.in_flight.pop(client).version, reply)
@@ -192,7 +188,7 @@ class LiveStep:
             clients.in_flight[client] = Sent(pushed[0], node, start.number - 1, deadline)
 
     def _given_up(self) -> Iterator[Arrival]:
-        """Wait until a reply is there, or the clients in flight change, or may have.
+        """Wait until a reply is there, or the clients in flight have or may have changed.
 
         Yields the clients whose time is over.
         """
@@ -218,11 +214,10 @@ class LiveStep:
             clients.sleep(pause(now - began))
 
     def _client_of(self, reply: Message) -> int | None:
-        """Return whose reply it is; None if it answers no message that is waited for."""
-        asked, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+        """Return whose reply it is; None if it answers no open message."""
+        asked = reply.metadata.reply_to_message_id
         for client, sent in self.clients.in_flight.items():
-            # the SuperLink's own errors do not name the node
-            if sent.message_id == asked and (reply.has_error() or sent.node == node):
+            if sent.message_id == asked and may_answer(reply, sent.node):
                 return client
         return None
 

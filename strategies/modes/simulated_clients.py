@@ -1,9 +1,9 @@
 """Asynchronous rounds on a simulated clock: who finishes next, and from which model they started.
 
-Client i starts at a time of the clock with the server's model of then, version v (the model after
-step v), and finishes when its system says. Step t takes the next K finishers. They are trained
-only now, each from its own version, which is kept as long as somebody needs it: the result is that
-of clients that really run side by side, and the same on every runtime.
+Client i starts with the server's model at that time, version v (the model after step v), and
+finishes when its system says. Step t takes the next K finishers. fedhet trains them only now, each
+from its own version, which it keeps as long as somebody needs it. The result is the same as if the
+clients ran side by side, and the same on every runtime.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ class SimulatedClients(Selector):
         )
 
     def forget(self) -> None:
-        """Give up the clients that train: their client states, and what they got, are not valid.
+        """Give up the clients that train: their states and what they got are no longer valid.
 
-        A c_i+ - c_i of one that starts again at zero would stay in SCAFFOLD's c.
+        If a client started again at zero, its old c_i+ - c_i would stay in SCAFFOLD's c.
         """
         self.in_flight.clear()
 
     def _keep(self, start: RoundStart) -> None:
-        """Keep what clients get that start now; forget what nobody needs any more."""
+        """Keep what clients that start now get; forget what nobody needs any more."""
         present, broadcast = start.availability.present, start.messages.step.broadcast
         payloads = broadcast(present[0])
         for client in present[1:2]:
@@ -187,7 +187,7 @@ class SimulatedStep:
     def _start(
         self, at_once: int, through: set[int], num_bytes: int, rng: np.random.Generator
     ) -> None:
-        """Start clients until M train, later if nobody is there to start."""
+        """Start clients until M train; if nobody is there, start them later."""
         clients, present = self.clients, self.start.availability.present
         busy = {*clients.in_flight, *through}
         if not clients.in_flight:

@@ -55,18 +55,17 @@ class ClientSystem(Option):
     group = "system"
 
     seconds_per_example: NotNegative = 0.001
-    """of training, once over one example"""
+    """seconds to train once on one example"""
     megabytes_per_second: Positive | None = None
-    """of a client's connection; null: transfers take no time"""
+    """speed of a client's connection; null: transfers take no time"""
     over_selection: OverSelection = 1.0
-    """so many times as many clients are asked as a round takes, the first count"""
+    """how many times as many clients are asked as a round needs; the first to answer count"""
     deadline_seconds: Positive | None = None
-    """replies that take longer, on the simulated clock, are late and do not count; null: wait for
-    all"""
+    """replies that take longer on the simulated clock do not count; null: wait for all"""
     dropout: Share = 0.0
     """probability that a client that is asked never answers"""
     seed: Annotated[Seed, Refers("${seed}")] = 0
-    """of the run"""
+    """seed of the run"""
 
     def available(self, clients: Sequence[int], clock: float) -> list[int]:
         """Return which of the clients are there at a time of the simulated clock, in order."""
@@ -178,8 +177,8 @@ class LogNormal(ClientSystem):
     option = "lognormal"
 
     sigma: Sigma = 1.0
-    """standard deviation of ln(slowness); 1.8: the slowest tenth takes 10 times as long as the
-    median, or longer"""
+    """standard deviation of ln(slowness); with 1.8 the slowest tenth takes at least 10 times as
+    long as the median"""
 
     def slowness(self, client: int) -> float:
         """Return s_i."""
@@ -193,9 +192,9 @@ class DayNight(LogNormal):
     option = "day_night"
 
     share: ShareAboveZero = 0.4
-    """of the day for which a client is there"""
+    """share of the day for which a client is there"""
     spread: Share = 0.5
-    """of the clients' mornings over the day; 0: all live in one place"""
+    """over how much of the day the clients' mornings spread; 0: all start at once"""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)

@@ -1,1 +1,1 @@
-"""A round: who is asked, what comes back, how it is added up, and the step of the server."""
+"""A round: select clients, send messages, add up the replies, take the server's step."""

@@ -1,15 +1,15 @@
-"""The alarm: clients whose update, or a payload of theirs, is far longer than the others'.
+"""The alarm: clients with an unusually large update or payload.
 
-Only norms are read, which are known of every reply that the server receives on its own, kept or
-only added up (central privacy shows none); those of payloads that are sums over a client's
-examples, for each example. A robust z-score, with the median and the median absolute deviation
+The alarm reads only norms. The server knows them for every reply that it receives singly, kept or
+only added up (under central privacy it shows none). A payload that is a sum over a client's
+examples counts per example. A robust z-score, with the median and the median absolute deviation
 (Iglewicz and Hoaglin 1993):
 
     z_i = (||u_i|| - median) / max(1.4826 MAD, median / 2)
 
 z > 6 raises the alarm, so the update is at least four times as long as the median. On non-IID data
-an honest client's can be, too (docs/robust.md). Turned signs, numbers that are too small, or a lie
-that hides within the spread of the others, are not seen by it.
+an honest client's update can be, too (docs/robust.md). The alarm misses turned signs, numbers that
+are too small, and lies within the spread of the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from fedhet.strategies.base import Reply
 from fedhet.strategies.wire.records import UPDATE
 
-LEAST = 4  # replies; of three, one may well be far from the two others
+LEAST = 4  # replies: one of three may well be far from the two others
 LIMIT = 6.0
 _MAD = 1.4826  # MAD of a normal distribution in its standard deviations, inverse
 _FLOOR = 0.5

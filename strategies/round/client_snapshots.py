@@ -27,7 +27,7 @@ _COUNTS = ("num_examples", "num_steps", "lr_sum")
 class ClientSnapshots:
     """An observer that writes the replies of each round to a file.
 
-    The file holds the trainable shared tensors: x as "received/NAME", and of each client y_i as
+    The file holds the trainable shared tensors: x as "received/NAME", and for each client y_i as
     "<client>/model/NAME" and its payloads as "<client>/payload/PAYLOAD/NAME".
     """
 

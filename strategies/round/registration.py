@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedhet.common.errors import ConfigError, require_whole
+from fedhet.common.flower.messages import ErrorCode
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.exact_sum import MOST_SUMMANDS
 from fedhet.strategies.wire.border import NodeInfo, decode_node_info
 from fedhet.strategies.wire.messages import TIMEOUT
-from fedhet.strategies.wire.records import CONFIG
+from fedhet.strategies.wire.records import CONFIG, UNASKED, matched
 
-FROZEN_MODEL = "frozen-model"  # the hash of what a model neither trains nor sends
+CANNOT_TRAIN = "cannot-train"  # why a client will fail in every round
+FROZEN_MODEL = "frozen-model"  # the hash of the tensors that a model neither trains nor sends
 # What sites have to share for their hashes to be equal.
 _SAME = {
     "recipe": "release and the same recipe",
@@ -29,6 +30,7 @@ _SAME = {
 }
 _POLL_SECONDS = 0.2
 _REPORT_SECONDS = 10.0
+_NAMED = 20  # clients in a warning
 _MOST_ASKED = 1000  # of a larger simulation, each client is asked when it is first drawn
 
 
@@ -124,8 +126,8 @@ def register_clients(
 ) -> ClientRegistry:
     """Ask every connected node for its partition id, example count and hashes.
 
-    A node that does not fit is logged and kept out. A TimeoutError says that the others are too
-    few, and why nodes were refused.
+    Logs a node that does not fit, and keeps it out. A TimeoutError says that too few nodes are
+    left, and why the others were refused.
 
     A range of nodes is a simulation in which the i-th node plays client i. In a large simulation,
     clients are queried when they are first selected, unless ``message_type`` needs them all.
@@ -145,7 +147,7 @@ def register_clients(
         # a node that reconnects is asked again
         refused = {node: why for node, why in refused.items() if node in connected}
         over = time.monotonic() > end
-        # one that let all the time pass in silence is not waited for twice
+        # do not wait twice for a node that was silent all the time
         heard = {*infos, *refused, *(asked if over else ())}
         new = [node for node in connected if node not in heard]
         if new and (asked or over or len(connected) >= max(federation.num_clients, 1)):
@@ -154,10 +156,12 @@ def register_clients(
         size = federation.num_clients or _announced(infos)
         enough = min(federation.min_clients or size, size)
         registry = _registry_of(infos, size, refused)
+        answered = set(connected) <= {*infos, *refused}
+        # nobody else comes in the place of a simulated client
+        over = over or bool(refused and answered and not federation.nodes_may_join)
         if len(registry.nodes) >= (enough if over else size) > 0:
             break
-        answered = set(connected) <= {*infos, *refused}
-        if over or (refused and answered and not federation.nodes_may_join):
+        if over:
             raise TimeoutError(_too_few(size, enough, len(registry.nodes), federation, refused))
         if time.monotonic() - last_report > _REPORT_SECONDS:
             registered = len(registry.nodes)
@@ -171,6 +175,7 @@ def register_clients(
         log(WARNING, "the nodes run different versions: %s", releases)
     examples = sum(registry.num_examples.values())
     log(INFO, "Registered %s clients with %s examples", len(registry.nodes), examples)
+    warn_of_untrainable(infos[node] for node in registry.nodes.values())
     if federation.nodes_may_join:
         _warn_of_outweighing(registry.num_examples)
     if missing := sorted(set(range(size)) - registry.nodes.keys()):
@@ -178,8 +183,20 @@ def register_clients(
     return registry
 
 
+def warn_of_untrainable(infos: Iterable[NodeInfo]) -> None:
+    """Say which clients cannot train, and why."""
+    clients: dict[str, list[int]] = {}
+    for info in infos:
+        if reason := info.texts.get(CANNOT_TRAIN):
+            clients.setdefault(reason, []).append(info.partition_id)
+    for reason, found in clients.items():
+        text = "%s clients cannot train, and fail in every round that asks them (%s): %s"
+        shown = f"{sorted(found)[:_NAMED]}{', ...' if len(found) > _NAMED else ''}"
+        log(WARNING, text, len(found), shown, reason)
+
+
 def _warn_of_outweighing(num_examples: Mapping[int, int]) -> None:
-    """Say which client's claim is as large as all others', where a mean weighs it by that."""
+    """Warn of a client that claims as many examples as all others, if a mean weighs by them."""
     total = sum(num_examples.values())
     for client, examples in num_examples.items():
         if len(num_examples) > 2 and 2 * examples > total:
@@ -216,21 +233,24 @@ def ask(
     message_type: str,
     before: Mapping[int, NodeInfo] | None = None,
 ) -> dict[int, NodeInfo]:
-    """Return the valid answers by node, without nodes that have gone or are silent.
-
-    The others are logged, and added to ``refused`` with the reason. Once all N clients are there,
-    those of ``before`` among them, no other node is waited for.
+    """Return the valid answers by node, without nodes that have gone or are silent.  Logs the
+    others, and adds them to ``refused`` with the reason. Waits for no more nodes once all N clients
+    are there, including those of ``before``.
     """
     infos: dict[int, NodeInfo] = {}
     timeout = federation.connect_timeout_seconds
-    asked = [question(node, federation, message_type, {TIMEOUT: timeout}) for node in node_ids]
+    more = {TIMEOUT: timeout}
+    asked = {node: question(node, federation, message_type, more) for node in node_ids}
     # 0 where N is in the node configs, which one may say wrongly: then all are waited for
     expected = 0 if before is None else federation.num_clients
     missing = set(range(expected)) - {info.partition_id for info in (before or {}).values()}
-    for answer in grid.send_and_receive(asked, timeout=timeout):
+    answers = grid.send_and_receive(list(asked.values()), timeout=timeout)
+    for node, answer in matched(answers, asked):
+        if node is None:
+            log(WARNING, "node %s: %s", answer.metadata.src_node_id, UNASKED)
+            continue
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
             continue  # the SuperLink notices a killed node only after a minute
-        node = answer.metadata.src_node_id
         try:
             infos[node] = node_info(node, answer, federation)
         except RefusedReplyError as refusal:
@@ -251,7 +271,7 @@ def _refuse(node: int, reason: str, refused: dict[int, str]) -> None:
 
 
 def node_info(node: int, answer: Message, federation: FederationConfig) -> NodeInfo:
-    """Return what a node answers; refuse one of another recipe or of other code."""
+    """Return a node's answer; refuse a node with another recipe or other code."""
     try:
         info = decode_node_info(answer)
     except RefusedReplyError as refusal:
@@ -266,7 +286,7 @@ def node_info(node: int, answer: Message, federation: FederationConfig) -> NodeI
 
 
 def _announced(infos: Mapping[int, NodeInfo]) -> int:
-    """Return N as most of the node configs have it, the smallest of those; 0 without any."""
+    """Return the N of most node configs, the smallest if several tie; 0 without any."""
     counts = Counter(info.num_partitions for info in infos.values())
     most = max(counts.values(), default=0)
     return min((size for size, count in counts.items() if count == most), default=0)

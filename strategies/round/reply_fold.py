@@ -1,6 +1,6 @@
 """The replies of a round, taken one by one: added up and freed, or kept for parts that need them.
 
-Partial folds, as of the workers of a simulation, merge to the same bits (round/exact_sum.py).
+Partial folds, such as those of a simulation's workers, merge to the same bits (round/exact_sum.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from fedhet.strategies.round.exact_sum import ExactSum, Zeros, norms_of, plain_z
 from fedhet.strategies.round.update_diagnostics import norm
 from fedhet.strategies.wire.border import Expected, decode
 from fedhet.strategies.wire.records import (
+    UNASKED,
     NonFiniteReplyError,
     count_bytes,
+    matched,
     no_reply,
     shapes_of,
-    with_senders,
 )
 
 
@@ -38,7 +39,7 @@ class Weights:
     discounts: Mapping[int, float] = field(default_factory=dict)
 
     def undiscounted(self, reply: Reply) -> float:
-        """Return the weight of a client's update, were it not stale."""
+        """Return the weight of a client's update without the discount of a stale one."""
         return float(reply.num_examples) if self.weighting == "examples" else 1.0
 
     def of_update(self, reply: Reply) -> float:
@@ -59,7 +60,7 @@ class FoldSettings:
         weights: of the replies.
         payloads: names of those that are summed.
         keep: keep the replies in full, to be added up later.
-        rounding: the step to which clients round what a secure sum adds up; 0: they do not.
+        rounding: the step to which clients round their numbers for a secure sum; 0: no rounding.
     """
 
     expected: Expected
@@ -70,7 +71,7 @@ class FoldSettings:
 
 
 class RunningSum:
-    """Replies that are added up: the numbers and norms of each stay. ``zeros``: see ExactSum."""
+    """Sums replies; each one's numbers and norms stay. ``zeros``: see ExactSum."""
 
     def __init__(
         self, weights: Weights, payloads: Collection[str] = (), zeros: Zeros = plain_zeros
@@ -91,13 +92,18 @@ class RunningSum:
         light = replace(reply, update={}, payloads={}, buffers={})
         self.replies.append(replace(light, norms=norms, payload_norms=of_payloads))
 
-    def merge(self, other: Self) -> None:
-        """Add the replies of another part."""
-        self.update.merge(other.update)
-        self.buffers.merge(other.buffers)
+    def merge(self, other: Self, *, borrow: bool = False) -> None:
+        """Add the replies of another part; ``borrow``: see :meth:`ExactSum.merge`."""
+        self.update.merge(other.update, borrow=borrow)
+        self.buffers.merge(other.buffers, borrow=borrow)
         for name, total in self.payloads.items():
-            total.merge(other.payloads[name])
+            total.merge(other.payloads[name], borrow=borrow)
         self.replies += other.replies
+
+    def keep(self) -> None:
+        """Copy what is borrowed."""
+        for one in (self.update, self.buffers, *self.payloads.values()):
+            one.keep()
 
     def total(self) -> ReplySum:
         """Return the sum of at least one reply."""
@@ -126,10 +132,10 @@ class ReplyFold:
     Attributes:
         sum: of the valid replies; None if they are kept in full.
         in_full: the valid replies, if they are kept.
-        refused: why, by client id.
-        unasked: what came beside the replies.
-        non_finite: how many were refused since they held NaN or Inf.
-        bytes_up: of all that came.
+        refused: why replies were refused, by client id.
+        unasked: messages that answer no question of the round.
+        non_finite: how many replies were refused because of NaN or Inf.
+        bytes_up: of all messages that came.
     """
 
     def __init__(
@@ -169,10 +175,10 @@ class ReplyFold:
         else:
             self.sum.add(reply)
 
-    def merge(self, other: Self) -> None:
-        """Take over the replies of another part."""
+    def merge(self, other: Self, *, borrow: bool = False) -> None:
+        """Take over the replies of another part; ``borrow``: see :meth:`ExactSum.merge`."""
         if self.sum is not None and other.sum is not None:
-            self.sum.merge(other.sum)
+            self.sum.merge(other.sum, borrow=borrow)
         self.in_full += other.in_full
         self.refused |= other.refused
         self.unasked += other.unasked
@@ -192,7 +198,7 @@ class ReplyFold:
         return sum_of(self.in_full, self.settings.weights, self.settings.payloads)
 
     def refuse_misfits(self) -> None:
-        """Refuse replies in full whose summed payloads have other shapes than most clients'."""
+        """Refuse kept replies whose summed payloads have other shapes than most clients'."""
         for name in self.settings.payloads:
             replies = [reply for reply in self.replies if name in reply.payloads]
             shapes = {r.client_id: shapes_of(r.payloads[name]) for r in replies}
@@ -212,13 +218,11 @@ def fold_replies(
 ) -> None:
     """Take the replies to messages ``sent`` by client id, as they arrive.
 
-    ``timeout_seconds`` is how long was waited for those that are missing in the end.
+    ``timeout_seconds`` is how long the round waited for the replies that are missing in the end.
     """
-    waiting = {message.metadata.dst_node_id: client for client, message in sent.items()}
-    for node, reply in with_senders(replies, sent.values()):
-        client = waiting.pop(node, None)
+    for client, reply in matched(replies, sent):
         if client is None:
-            fold.unasked.append(f"node {node}: it was not asked, or has answered already")
+            fold.unasked.append(f"node {reply.metadata.src_node_id}: {UNASKED}")
         else:
             fold.take(client, reply)
     add_missing(fold, sent, timeout_seconds)

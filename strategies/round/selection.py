@@ -89,7 +89,7 @@ class RoundStart:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of the clients that are asked, on the simulated clock."""
+    """The outcome for the clients that are asked, on the simulated clock."""
 
     clients: Sequence[int]  # whose replies count, by id
     dropped: Sequence[int] = ()  # they never answer
@@ -99,7 +99,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Selection:
-    """The messages of a round by client id, and who is asked in vain.
+    """The messages of a round by client id, and whose replies will count.
 
     Attributes:
         messages: to the clients whose replies count.
@@ -107,10 +107,10 @@ class Selection:
         clock: the simulated time at which they are asked.
         versions: of asynchronous rounds, the step after which each client started.
         discounts: the weights of stale replies, by client; 1 where it is not named.
-        rebase: (sum, x and the buffers) -> the sum of steps from there, where the clients have
-            started elsewhere; None: they have not.
-        arriving: of real clients that train side by side, whose replies come in any order;
-            ``versions`` then has all that may answer, and there are no messages.
+        rebase: (sum, x and the buffers) -> the sum of steps from there, if clients started
+            elsewhere; None: they started there.
+        arriving: real clients that train side by side, whose replies come in any order;
+            ``versions`` then has all clients that may answer, and ``messages`` is empty.
     """
 
     messages: Mapping[int, Message]
@@ -133,7 +133,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Arrived:
-    """What became of real clients that nobody waits for."""
+    """The outcome for real clients in asynchronous rounds."""
 
     clients: Collection[int]  # that have answered in time, by id
     late: Sequence[int]  # whose replies were too old
@@ -149,7 +149,7 @@ class Arriving(Protocol):
 
 
 class Selector:
-    """Selects who trains: sampled clients that are waited for, or those of a mode.
+    """Selects who trains: a sample that the round waits for, or the clients that a mode selects.
 
     Only modes in which clients train from one round to the next have more than ``select``.
     """
@@ -162,7 +162,7 @@ class Selector:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Give up the clients that train: their client states are not valid any more."""
+        """Give up the clients that train: their states are no longer valid."""
 
     def in_flight_state(self) -> dict[str, list[float]]:
         """Return the clients that train between two rounds, for a checkpoint."""
@@ -181,8 +181,8 @@ class SampledClients(Selector):
     """Samples the clients of every round, which waits for them.
 
     Attributes:
-        sampler: of those that are connected.
-        from_all: sample of all N, so that no absence shows (see ServerSide.leaves).
+        sampler: draws from the connected clients.
+        from_all: draw from all N, so that no absence shows (see ServerSide.leaves).
     """
 
     sampler: ClientSampler

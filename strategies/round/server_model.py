@@ -1,7 +1,7 @@
 """The task's model at the server, for parts that run it: ensembles, distillation, diagnostics.
 
 Such a part has a method ``bind`` (:class:`UsesServerModel`), called once before round 1. An output
-of another architecture than the task's builds its model itself (:class:`BuildsOutputModel`).
+with another architecture than the task's builds its own model (:class:`BuildsOutputModel`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class UsesServerModel(Protocol):
 
 @runtime_checkable
 class BuildsOutputModel(Protocol):
-    """An output whose tensors belong to another architecture than the task's."""
+    """An output with another architecture than the task's."""
 
     def build_model(self, tensors: Tensors, /) -> nn.Module:
         """Return that model, loaded with the output's tensors."""

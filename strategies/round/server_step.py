@@ -1,7 +1,7 @@
-"""The server's step, free of Flower: valid replies in, new params out, and the state between.
+"""The server's step, without Flower: valid replies in, new params out, and the state between.
 
 Replies come in one by one (round/reply_fold.py). They are kept only for parts that read single
-ones; all others read the sum.
+replies; all other parts read the sum.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _IN_FULL = Reads.REPLIES | Reads.MODELS
 
 @dataclass(frozen=True)
 class Stepped:
-    """What the server's step gives.
+    """The result of the server's step.
 
     Attributes:
         params: the new x, buffers included.
@@ -236,7 +236,7 @@ class ServerStep:
         settings: FoldSettings,
         round: int,
     ) -> tuple[ReplySum, Sequence[Reply]]:
-        """Return what is aggregated: transformed replies in full, and the released sum."""
+        """Return the inputs of the aggregator: transformed replies in full, and the sum."""
         replies = in_full
         for transform in self.transforms:
             replies = transform(params, replies)
@@ -261,7 +261,7 @@ class ServerStep:
         return self.aggregator(params, in_full)
 
     def restart_coupled(self, tensors: Tensors) -> frozenset[str]:
-        """Reinitialise the parts that are coupled to client states; return those states' keys."""
+        """Reinitialise the parts coupled to client states; return the keys of those states."""
         restarted: frozenset[str] = frozenset()
         for part in self._parts().values():
             if isinstance(part, Coupled) and part.coupled_state:
@@ -271,7 +271,7 @@ class ServerStep:
         return restarted
 
     def build_output_model(self, tensors: Tensors) -> nn.Module:
-        """Return the model of an output of another architecture than the task's."""
+        """Return the model of an output with another architecture than the task's."""
         if not isinstance(self.output, BuildsOutputModel):
             raise ValueError(f"{type(self.output).__name__} has the task's own architecture")
         return self.output.build_model(tensors)
@@ -316,7 +316,7 @@ class ServerStep:
 
 
 def _require_like(slot: str, part: object, found: Any, least: Tensors, most: Tensors) -> None:
-    """Refuse what a part gives, if it is no tensors by name, of ``least`` or more, of their shapes.
+    """Refuse a part's result unless it is tensors by name, at least ``least``, in their shapes.
 
     Raises:
         ConfigError: names the part and the tensor.
@@ -329,7 +329,7 @@ def _require_like(slot: str, part: object, found: Any, least: Tensors, most: Ten
     for name, value in found.items():
         shape = tuple(most[name].shape) if name in most else None
         if shape is None:
-            raise ConfigError(f"{start} {name!r}, which is none of {sorted(most)}")
+            raise ConfigError(f"{start} {name!r}, which is not one of {sorted(most)}")
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ConfigError(f"{start} {name!r} as {what}: it must be a tensor of shape {shape}")

@@ -69,12 +69,12 @@ class RoundReplies:
         return fold
 
     def complete(self, report: RoundReport) -> None:
-        """Add to the finished round's report what only the sending knows."""
+        """Add to the finished round's report what only the sender knows."""
 
 
 @dataclass(frozen=True)
 class FoldedReplies(RoundReplies):
-    """The replies of a round that are added up already; none can be looked into."""
+    """A round's replies that are already added up; nobody can read a single one."""
 
     folded: ReplyFold
 
@@ -102,8 +102,8 @@ def send_round(
     Args:
         grid: whose workers may add up the replies.
         training: the round.
-        check: of the server's sides, of every single reply; None: they have none.
-        own: an own ``aggregate_train`` looks at the messages, so that they are passed on.
+        check: the server sides' check of every single reply; None: they have none.
+        own: the strategy overrides ``aggregate_train``, which reads the messages.
     """
     timeout, arriving = training.timeout, training.selection.arriving
     if arriving is not None:

@@ -13,8 +13,8 @@ w_i its weight in the aggregate, sum_i w_i = 1 (1 / |S| for a plain mean):
     update_norm      sum_i w_i ||D_i||
     step_norm        ||Delta||, of the aggregate
 
-All follow from the sum and the norms, so no update has to be kept. An undefined figure is left out:
-the cosine of a single client, a quotient by a zero norm. :func:`diagnose_layers` has
+All follow from the sum and the norms, so the server need not keep updates. Undefined figures are
+left out: the cosine of a single client, a quotient by a zero norm. :func:`diagnose_layers` has
 drift_diversity and update_norm by tensor (FedPVR, Figures 2, 4).
 """
 
@@ -28,12 +28,12 @@ from fedhet.strategies.round.exact_sum import norms_of
 
 
 def norm(tensors: Tensors) -> float:
-    """Return the L2 norm of all tensors as one vector; of none it is 0."""
+    """Return the L2 norm of all tensors as one vector; 0 without tensors."""
     return math.sqrt(math.fsum(length**2 for length in norms_of(tensors).values()))
 
 
 def diagnose(total: ReplySum, update: Tensors) -> dict[str, float]:
-    """Return the figures above of a round's replies, and of Delta; none where nothing is shared."""
+    """Return the figures above for a round's replies and Delta; empty if nothing is shared."""
     if not total.update:
         return {}
     pairs = zip(total.weights, total.replies, strict=True)
@@ -65,5 +65,5 @@ def diagnose_layers(total: ReplySum, names: Sequence[str]) -> dict[str, dict[str
 
 
 def step_norm(total: ReplySum, update: Tensors) -> dict[str, float]:
-    """Return all that can be said where single replies are not known: the norm of Delta."""
+    """Return what is known without single replies: the norm of Delta."""
     return {"step_norm": norm(update)} if update else {}

@@ -71,6 +71,7 @@ class SoftLabelClient(ClientSide):
     def __init__(self, mechanism: GaussianMechanism) -> None:
         self.mechanism = mechanism
         self.private = self.sends if self.mechanism.active else frozenset()
+        self.counts = frozenset() if self.mechanism.active else frozenset({COUNTS})
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Send sums (C, C) and counts (C,)."""
@@ -190,7 +191,7 @@ class SoftLabels(MethodPart):
     clip: Positive = 1.0
     """maximum L2 norm of an example's soft label, with noise"""
     delta: Delta = 1.0e-5
-    """of (epsilon, delta) privacy; epsilon is reported"""
+    """delta of (epsilon, delta) privacy; the rows report epsilon"""
     reproducible_noise: bool = False
     """true: the noise follows from the seed, so that a run repeats itself to the bit; who knows the
     seed can take it off"""

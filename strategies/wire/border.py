@@ -4,8 +4,8 @@
     decode(message, client_id, expected) -> Reply    at the server
 
 A site may send anything, so every reply is checked here before it is used. ``decode`` returns
-values of known names, types, shapes and ranges, or raises RefusedReplyError, which says why. Of an
-array it reads only the bytes, and ignores what the array says of itself beside them.
+values of known names, types, shapes and ranges, or raises RefusedReplyError, which says why. It
+reads only an array's bytes, and ignores the type and shape that the array claims.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from fedhet.strategies.wire.tensor_decoder import decode_tensors, printable
 _LARGEST = torch.finfo(torch.float32).max  # of a number among the metrics
 _MOST_CLIENTS = 10_000_000
 _MOST_EXAMPLES = 1 << 48
-_COUNTS = frozenset({"partition-id", "num-examples", "num-steps", "lr-sum"})
-_MEASURED = _COUNTS | {
+_WHOLE = frozenset({"partition-id", "num-examples", "num-steps", STATE_LOST})
+_REQUIRED = frozenset({"partition-id", "num-examples", "num-steps", "lr-sum"})
+_MEASURED = _REQUIRED | {
     "train-loss",
     "received-loss",
     "received-accuracy",
@@ -57,13 +58,13 @@ _EVALUATED = frozenset({"partition-id", "num-examples", "loss", "accuracy"})
 
 @dataclass(frozen=True)
 class Sender:
-    """What one client was told, and the most that its reply may say; None: not checked.
+    """What one client was told, and the limits of its reply; None: not checked.
 
     Attributes:
         lr: eta_l that it was told.
         round: t that it was told.
-        max_examples: how many examples it has registered.
-        max_steps: how many steps the recipe lets it take.
+        max_examples: how many examples it registered.
+        max_steps: how many steps the recipe allows.
         not_lost: why it cannot have lost its state.
     """
 
@@ -79,9 +80,9 @@ class Bounds:
     """The range of the numbers in a reply.
 
     Attributes:
-        largest: the size that a number may have.
-        summand: the same for a number of an update times the client's examples, which may weigh it:
-            a client that claims more examples than it has narrows its own numbers alone.
+        largest: the most that a number's size may be.
+        summand: the same for a number of an update times the client's examples, its possible
+            weight. So a client that claims too many examples narrows only its own numbers.
         widest: the longest that an open dimension of a payload may be.
     """
 
@@ -99,17 +100,19 @@ class ExpectedPayload:
         dtype: if it is neither float32 nor the model's type.
         per_example: whether it is a sum over the client's examples.
         compressed: whether it travels compressed.
+        counts: names of its tensors that count examples: whole numbers from 0 to n_i.
     """
 
     shapes: Mapping[str, tuple[int | None, ...]] | None = None
     dtype: torch.dtype | None = None
     per_example: bool = False
     compressed: bool = False
+    counts: Collection[str] = ()
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the replies of a round must be.
+    """What the replies of a round must look like.
 
     Attributes:
         shared: the tensors that were sent, buffers included; only shapes and types count.
@@ -181,6 +184,9 @@ def decode(message: Message, client_id: int, expected: Expected) -> Reply:
         name: _decode_payload(content, client_id, name, expected)
         for name in sorted(expected.payloads)
     }
+    for name, payload in payloads.items():
+        for count in payload.keys() & set(expected.payloads[name].counts):
+            _check_counts(f"payload {name!r}", count, payload[count], metrics["num-examples"])
     return Reply(
         client_id=client_id,
         num_examples=int(metrics["num-examples"]),
@@ -197,7 +203,7 @@ def decode(message: Message, client_id: int, expected: Expected) -> Reply:
 def _decode_counts(content: RecordDict, client_id: int, expected: Expected) -> dict[str, float]:
     """Return a reply's numbers; refuse what the client cannot have done."""
     sender = expected.senders[client_id]
-    metrics = decode_metrics(content, _COUNTS, expected.metrics)
+    metrics = decode_metrics(content, _REQUIRED, expected.metrics)
     _check_sender(metrics, client_id, sender.max_examples)
     steps, lr_sum = metrics["num-steps"], metrics["lr-sum"]
     if steps < 1:
@@ -226,6 +232,15 @@ def _check_sender(metrics: Mapping[str, float], client_id: int, max_examples: in
     if max_examples is not None and examples > max_examples:
         raise RefusedReplyError(
             f"it counts {examples:g} examples and has registered {max_examples}"
+        )
+
+
+def _check_counts(what: str, name: str, counts: Tensor, num_examples: float) -> None:
+    if counts.numel() and not bool(((counts == counts.round()) & (counts >= 0)).all()):
+        raise RefusedReplyError(f"{what}: its {name} are not all whole numbers from 0 on")
+    if counts.numel() and float(counts.max()) > num_examples:
+        raise RefusedReplyError(
+            f"{what}: its {name} reach {float(counts.max()):g} of its {num_examples:g} examples"
         )
 
 
@@ -312,18 +327,19 @@ def decode_metrics(
 ) -> dict[str, float]:
     """Return a reply's numbers; refuse missing and unknown names, and what is out of range.
 
-    ``allowed`` None: the server has made the reply itself, so any name is, and rounding is seen.
+    With ``allowed`` None the server made the reply itself: any name may occur, with rounding
+    errors.
     """
     record = record_in(content, METRICS, MetricRecord) or MetricRecord()
     if missing := sorted(set(required) - record.keys()):
         raise RefusedReplyError(f"its metrics lack {missing}")
     if allowed is not None and (more := record.keys() - allowed):
         unknown = sorted(map(printable, more))
-        raise RefusedReplyError(f"its metrics {unknown[:5]} are none that a client may send")
+        raise RefusedReplyError(f"a client may not send its metrics {unknown[:5]}")
     found = {}
     for name, value in record.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise RefusedReplyError(f"its metric {name!r} is no number")
+            raise RefusedReplyError(f"its metric {name!r} is not a number")
         if not abs(value) <= _LARGEST:
             raise NonFiniteReplyError(
                 f"its metrics [{name!r}] are NaN or Inf, or too large (NaN in its data, or a step "
@@ -331,6 +347,8 @@ def decode_metrics(
             )
         if allowed is not None and not in_range(name, value):
             raise RefusedReplyError(f"its metric {name}={value:g} is not in {range_text(name)}")
+        if allowed is not None and name in _WHOLE and value != int(value):
+            raise RefusedReplyError(f"its {name} is {value:g}: it must be a whole number")
         found[name] = float(value)
     if found["num-examples"] < 1:
         raise RefusedReplyError("it has no example")

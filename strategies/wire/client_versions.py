@@ -1,4 +1,4 @@
-"""Versions of the client states: which one each client starts a round from, and which it may drop.
+"""Versions of the client states: where each client starts a round, and which it may drop.
 
 A client stores its state under the round after which it was saved. It starts from the version of
 its last aggregated reply, so a lost or refused reply, or a resumed run, leaves no trace in it.

@@ -3,10 +3,10 @@
 A record's tensors, in the order of their names, are one vector for the codec. What travels in full
 (buffers) stays in the record beside the codec's arrays, under its own name.
 
-What a codec leaves out of a client's record is kept in the client state under ``residual.<record>``
-and added to the next (error feedback): of the update if the codec says so, of a payload wherever
-that is sound, since the server adds payloads up from round to round. As all of the client state,
-a residual counts from the version of the client's last aggregated reply.
+The client keeps what a codec leaves out of a record under ``residual.<record>`` in its state, and
+adds it to the next record (error feedback): for the update if the codec says so, for a payload
+whenever that is sound, because the server adds payloads up from round to round. Like all client
+state, a residual counts from the version of the client's last aggregated reply.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def per_example(client_sides: Mapping[str, ClientSide]) -> frozenset[str]:
 def compressed_shapes(
     client_sides: Mapping[str, ClientSide], known: ClosedShapes
 ) -> dict[str, Mapping[str, tuple[int, ...]]]:
-    """Return the shapes of the sent payloads that are compressed, of those that are known."""
+    """Return the known shapes of the sent payloads that are compressed."""
     sent = {name for side in client_sides.values() for name in side.sends & side.compressible}
     if unknown := sorted(sent - known.keys()):
         raise ConfigError(
@@ -161,7 +161,7 @@ def reply_records(
     codec, content = compression.up, RecordDict()
     for name, tensors in {UPDATE: reply.update, **reply.payloads}.items():
         if codec is None or not _is_compressed(name, payloads):
-            content[name] = to_record(tensors)
+            content[name] = to_record(tensors, shared=name == UPDATE)  # y - x, made for this
             continue
         seed = compression.draws(name, round, reply.client_id + 1)
         keeps = _keeps_residual(codec, name)
@@ -184,7 +184,7 @@ def rounded_tensors(
     payloads: Collection[str],
     round: int,
 ) -> dict[str, Tensors]:
-    """Return what the server reads of the records whose rest the client does not keep, by name.
+    """Return what the server reads from records without a residual at the client, by name.
 
     The arguments are those of :func:`reply_records`, and ``content`` is what it returned.
     """

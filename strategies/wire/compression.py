@@ -1,6 +1,6 @@
-"""Compression of what travels: casts, 8 and 4 bits rounded at random, a share of the numbers.
+"""Compression of messages: casts, 8 and 4 bits rounded at random, a share of the numbers.
 
-A codec C takes a vector v of d numbers apart into arrays, and puts C(v) together from these.
+A codec C encodes a vector v of d numbers as arrays, and decodes these to C(v).
 
 Float16, BFloat16    casts
 Int8, Int4           Alistarh, Grubic, Li, Tomioka, Vojnovic. NeurIPS 2017.
@@ -16,11 +16,10 @@ error feedback       Karimireddy, Rebjock, Stich, Jaggi. ICML 2019. https://arxi
     error feedback   C(v + e) is sent, e <- v + e - C(v + e):  sum_t C_t + e = sum_t v_t
 
 RandomK draws from the seed of the run, round and client, so its indices do not travel. With error
-feedback it sends the numbers as they are; without, C(v) has each times its piece's length, so that
-E C(v) = v. A piece in place of the whole vector, from which the paper draws, changes neither that
-nor E ||C(v) - v||^2 = (1 - k / d) ||v||^2.
-
-No index of TopK is longer than two bytes: they count from the start of their 65,536 numbers.
+feedback it sends the numbers as they are. Without it, C(v) multiplies each by its piece's length,
+so E C(v) = v. The paper draws from the whole vector; drawing from pieces changes neither this nor E
+||C(v) - v||^2 = (1 - k / d) ||v||^2.  TopK's indices take two bytes, because they count from the
+start of their 65,536 numbers.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ _SPAN = 1 << 16  # numbers that an index of two bytes reaches
 
 
 class Codec(Configured):
-    """Takes float vectors of d numbers apart, and puts them together again."""
+    """Encodes float vectors of d numbers, and decodes them."""
 
     section = UP
 
     @property
     def error_feedback(self) -> bool:
-        """Whether what C leaves out of an update is added to the next."""
+        """Whether the client adds what C leaves out of an update to its next update."""
         return False
 
     @property
@@ -123,9 +122,9 @@ class Int8(Codec):
     """
 
     block: Count = 128
-    """how many numbers share a scale, of 4 bytes"""
+    """how many numbers share a scale of 4 bytes"""
     error_feedback: bool = False
-    """true: what rounding takes from an update is kept at the client and added to the next"""
+    """true: the client keeps the rounding error of an update and adds it to its next update"""
     levels: ClassVar[int] = 127
 
     def arrays(self, size: int) -> Arrays:
@@ -194,7 +193,7 @@ class _Share(Codec):
     """Sends a share of the numbers."""
 
     share: ShareAboveZero = 0.01
-    """of the numbers"""
+    """share of the numbers that is sent"""
 
     def count(self, size: int) -> int:
         """Return how many of ``size`` numbers are sent, at least one."""
@@ -207,7 +206,7 @@ class TopK(_Share):
     """
 
     error_feedback: bool = True
-    """the other numbers are kept at the client and added to the next update; false: they are
+    """true: the client keeps the other numbers and adds them to its next update; false: they are
     lost"""
 
     def arrays(self, size: int) -> Arrays:
@@ -242,8 +241,8 @@ class RandomK(_Share):
     """Numbers drawn at random, in float32 (Stich et al. 2018): 4 bytes for each number sent."""
 
     error_feedback: bool = True
-    """the other numbers are kept at the client and added to the next update; false: the numbers are
-    scaled by 1 / share instead, so that the mean is right"""
+    """true: the client keeps the other numbers and adds them to its next update; false: it scales
+    the sent numbers by 1 / share instead, so that the mean is right"""
 
     @property
     def contracts(self) -> bool:
@@ -314,7 +313,7 @@ class Compression(Option):
     down: Down = "none"
     """what clients receive: the model and a method's vectors"""
     seed: Annotated[Seed, Refers("${seed}")] = 0
-    """of the run"""
+    """seed of the run"""
 
     @property
     def codec_down(self) -> Codec | None:
@@ -323,7 +322,7 @@ class Compression(Option):
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """The codecs up and down, without those that are none."""
+        """The codecs up and down that are set."""
         return tuple(codec for codec in (self.up, self.codec_down) if codec is not None)
 
     @property

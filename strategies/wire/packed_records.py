@@ -1,12 +1,12 @@
-"""One array in the place of a record's many, on the way between the server and a site.
+"""One array in place of a record's many, on the way between the server and a site.
 
-Flower stores and sends every array of a message as an object of its own, each with a call and some
-writes to the SuperLink's database: 126 of them with the state of ResNet-18 and a control variate.
-Three sites that send such replies at the same time keep that database locked for longer than
-Flower waits for it. Packed, these are 24 objects, of 5 MB at most.
+Flower stores and sends every array of a message as a separate object, with a call and some writes
+to the SuperLink's database. The state of ResNet-18 and a control variate make 126 objects. If three
+sites send such replies at once, the database stays locked for longer than Flower waits. Packed,
+they are 24 objects of at most 5 MB.
 
-A packed record holds the heads of its arrays as JSON, behind the length of that, and then their
-bytes as they are. Only what travels is packed: strategies, clients and mods see plain records.
+A packed record holds the length of its head, the head (the arrays' descriptions, as JSON), and the
+arrays' bytes. Records are packed only on the way: strategies, clients and mods see plain records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import struct
 from collections.abc import Callable, Iterable
 
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
-from flwr.app.message import make_message
+
+from fedhet.common.flower.messages import make_message
 
 PACKED = "fedhet.packed"  # the one array's name and serialisation
 _LENGTH = struct.Struct("<Q")
@@ -26,7 +27,7 @@ _HEAD = (str, str, list, str, int)  # name, dtype, shape, serialisation, bytes
 
 
 def packed(contents: Iterable[RecordDict]) -> list[RecordDict]:
-    """Return contents with every ArrayRecord packed; one that several hold is packed once."""
+    """Return contents with every ArrayRecord packed; a shared record is packed once."""
     done: dict[int, ArrayRecord] = {}
 
     def once(record: ArrayRecord) -> ArrayRecord:
@@ -38,7 +39,7 @@ def packed(contents: Iterable[RecordDict]) -> list[RecordDict]:
 
 
 def unpacked(content: RecordDict) -> RecordDict:
-    """Return a content with plain records; one that is not packed stays as it is.
+    """Return a content with plain records; a record that is not packed stays as it is.
 
     Raises:
         ValueError: a packed record is damaged.
@@ -51,7 +52,7 @@ def with_plain_records(
 ) -> Message:
     """Show an app plain records, and pack its reply to a packed message: a mod of a ClientApp.
 
-    fedhet's ClientApp has it; one of your own that calls fedhet's needs it, too.
+    fedhet's ClientApp has this mod; your own ClientApp that calls fedhet's needs it, too.
     """
     records = message.content.values() if message.has_content() else ()
     if not any(isinstance(one, ArrayRecord) and _is_packed(one) for one in records):

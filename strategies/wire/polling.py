@@ -1,4 +1,4 @@
-"""How long to pause between two looks for replies, and when no more is looked for."""
+"""How long to pause between two looks for replies, and which replies to leave."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def pause(waited: float) -> float:
 
 
 def give_up(grid: Grid, message_ids: Iterable[str]) -> None:
-    """Tell a grid that pulls replies ahead (server_app/arriving_replies.py) to leave these."""
+    """Tell a grid that pulls replies ahead (common/flower/arriving_replies.py) to leave these."""
     if (told := getattr(grid, "give_up", None)) is not None:
         told(message_ids)

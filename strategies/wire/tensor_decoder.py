@@ -22,7 +22,7 @@ _TEXT = 300  # characters of a site's text that are shown
 def printable(text: object) -> str:
     """Return a site's text on one line, cut, with control characters escaped.
 
-    It cannot pass for an event of the run (common/run_events.py), which is a line of the same log.
+    So it cannot pass for an event of the run (common/run_events.py), a line of the same log.
     """
     text = str(text).replace(EVENT_MARK, EVENT_MARK.replace("-", " "))
     shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(text)[:_TEXT])

@@ -54,7 +54,7 @@ def prepare_tensors(
 
 
 def _apart(tensors: Tensors) -> dict[str, Tensor]:
-    """Return the tensors with copies of those in another's memory, which safetensors refuses."""
+    """Return the tensors, copied if they share memory, which safetensors refuses."""
     seen: set[int] = set()
     found: dict[str, Tensor] = {}
     for name, value in tensors.items():

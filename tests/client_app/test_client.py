@@ -3,18 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import RecordDict
 from torch.nn import functional as F
 
 from fedhet.client_app.client import FederatedClient
-from fedhet.client_app.messages import upload_seed
 from fedhet.client_app.state import ContextStateStore
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.local_training import seeded
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names
-from fedhet.strategies.wire import records
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.refused import refused
 from tests.strategies.labelled import Classifier, blobs
@@ -166,11 +164,6 @@ def test_the_global_random_state_is_left_alone():
     assert not np.array_equal(results[0], results[2])
 
 
-def test_evaluate_uses_the_held_out_examples():
-    held_out = TensorBatches(torch.tensor([[1.0, 0.0]]).double(), torch.tensor([2.0]).double())
-    assert client(held_out=held_out).evaluate([np.zeros((1, 2))], {})[:2] == (2.0, 1)
-
-
 def test_the_global_model_is_the_one_received_even_if_asked_for_late():
     seen = []
 
@@ -265,12 +258,3 @@ def test_every_client_and_round_has_draws_of_its_own():
     found = [drawn(*place) for place in places]
     assert drawn(*places[0]) == found[0]
     assert len({number for numbers in found for number in numbers}) == 6 * len(places)
-
-
-def test_every_upload_has_noise_of_its_own():
-    def state(seed: int, client: int, round: int) -> tuple[int, ...]:
-        content = RecordDict({records.CONFIG: ConfigRecord({"round": round})})
-        message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
-        return tuple(upload_seed(seed, client, message).generate_state(2).tolist())
-
-    assert len({state(*place) for place in [(0, 0, 1), (0, 1, 1), (0, 0, 2), (1, 0, 1)]}) == 4

@@ -15,11 +15,10 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from fedhet.report.comparison import Interval
 from fedhet.report.data_file import read_data
 from fedhet.report.names import method_title
 from fedhet.report.run_data import Run
-from fedhet.report.statistics import NAMES, TO_TARGET, Figure
+from fedhet.report.statistics import NAMES, TO_TARGET, Estimate, Figure
 from fedhet.tools.conformal.measure import Measured
 from fedhet.tools.conformal.page import size_covering
 
@@ -193,8 +192,7 @@ class Query:
             elif word == SPREAD:
                 found += [stdev(values)] if len(values) > 1 else []
             elif word == INTERVAL:
-                interval = Interval.of(values)
-                found += [interval.low, interval.high]
+                found += Estimate(values).interval or (None, None)
             elif word == COUNT:
                 found.append(len(values))
             elif word == LEAST:

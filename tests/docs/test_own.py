@@ -11,7 +11,6 @@ import torch
 
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose_overrides, plain_part
-from fedhet.conf.mistakes import options_of
 from fedhet.flower_apps import TEMPLATE_KEYS
 from fedhet.server_app.assembly import check_parts, check_words
 from fedhet.strategies.wire.tensor_files import load_tensors
@@ -134,13 +133,3 @@ def test_feddws_recipe_removes_the_bias_of_a_users_classifier(first, folder):
     check_parts(recipe)
     parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
     assert build_task(*parts, seed=0, num_clients=2).build_model(0).head.bias is None
-
-
-def test_the_methods_of_the_last_table_are_fedhets():
-    rows = PAGE.rpartition("|---|---|\n")[2].splitlines()
-    names = {
-        name.strip().lower().replace("-", "")
-        for row in rows
-        for name in row.split("|")[1].split(",")
-    }
-    assert names <= {name.replace("_", "") for name in options_of("strategy")}

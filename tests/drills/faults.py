@@ -27,7 +27,7 @@ HEARTBEATS = 60  # seconds after which Flower misses a node: two heartbeats
 REFUSED = {
     "nothing": "it is no .npy file of version 1.0",
     "3e38": "holds 3e+38: numbers up to ",
-    "forged": "its metrics ['accuracy', 'loss', 'round'] are none that a client may send",
+    "forged": "a client may not send its metrics ['accuracy', 'loss', 'round']",
     "too_few": "it lacks the payload 'control_variate_delta'",
     "raise": "the scanner is out of order",
     "huge": "has shape (50000000,), expected",

@@ -22,6 +22,7 @@ from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
     NodeAuthServerInterceptor,
 )
 
+from fedhet.common.flower import database_locks, node_identity, programs
 from fedhet.conf import PACKAGES
 from fedhet.runtimes.flower_install import FLOWER
 from tests.compose import COMPOSE, DOCKER, names_seen_by, services
@@ -140,7 +141,7 @@ def test_a_superlink_waits_a_minute_for_its_database(monkeypatch):
     before = sql_mixin.SQLITE_PRAGMAS
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", before)
     assert seconds() == 5.0
-    start.wait_for_locks(sql_mixin)
+    database_locks.install()
     assert seconds() == 60.0
     assert [name for name, _ in sql_mixin.SQLITE_PRAGMAS] == [name for name, _ in before]
 
@@ -177,7 +178,7 @@ def test_no_node_can_speak_for_another():
         "the key of another node": ActivateNodeRequest(public_key=b"theirs"),
     }
     assert [answer(request) for request in requests.values()] == ["served"] * 3
-    start.check_callers(Interceptor)
+    node_identity.check_callers(Interceptor, grpc)
     assert [answer(request) for request in requests.values()] == list(requests)
     assert answer(push(1, "")) == "a message of another node"  # the SuperLink's
     assert answer(PushMessagesRequest(node=Node(node_id=8))) == "Invalid node ID"
@@ -220,6 +221,10 @@ def test_a_command_that_opens_the_server_is_refused(words, environment, said):
         start.check(words, environment)
 
 
+def test_flowers_superlink_accepts_an_open_control():
+    assert programs.superlink_options(on("0.0.0.0")[1:]).host == "0.0.0.0"
+
+
 def test_a_name_is_loopback_if_all_of_its_addresses_are(monkeypatch):
     assert not start.is_loopback("runtime")
     both = [(2, 1, 6, "", (address, 0)) for address in ("127.0.0.1", "10.77.0.1")]
@@ -259,11 +264,11 @@ def supernode():
     print(sys.argv, flush=True)
     threading.Thread(target=lambda: 1 / 0).start()
     time.sleep(60)
-import flwr.supernode.cli
-flwr.supernode.cli.flower_supernode = supernode
 sys.path.insert(0, sys.argv[1])
 import start
-start.become_supernode(["flower-supernode", "--insecure"])
+start.mend("flower-supernode")
+sys.argv = ["flower-supernode", "--insecure"]
+supernode()
 """
     command = [sys.executable, "-c", words, str(DOCKER)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)

@@ -11,18 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.commands import at_least, number_between, reported_errors, table_console
+from fedhet.commands import at_least, number_between, reported_errors
 from fedhet.common.errors import ConfigError
-from fedhet.common.files import save_text
 from fedhet.conf import compose, compose_overrides, with_open_keys
-from fedhet.help import check_flags, print_help
-from fedhet.launch import _count_warnings, _prepare_results_dir, check_run
-from fedhet.report.blocks import Entry, Table
-from fedhet.report.command import rich_table
+from fedhet.help import check_flags
+from fedhet.launch import _prepare_results_dir, check_run
 from fedhet.runtimes import flower_install
-from fedhet.sweep import session
 from fedhet.sweep.method_keys import with_single_sweeps
-from fedhet.sweep.sweep_folder import SweepFolder
 from tests.fedhet.sweep.sweeps import fork
 from tests.finished_runs import write_run
 from tests.recipes import TINY, run_recipe
@@ -30,19 +25,12 @@ from tests.recipes import TINY, run_recipe
 __all__ = ["write_run"]
 
 REFUSED = {
-    "strategy=fedavgg": "strategy=fedavgg is unknown: did you mean fedavg",
-    "+roundz=3": r"unknown key roundz: did you mean rounds\?",
     "results_dir=full/file": "is a file; ",
     "results_dir=full/file/x": "cannot be made .* that you can write to$",
     "resume=true": "results_dir=",
     "resume=auto": "results_dir=",
     "resume=true results_dir=new": "results_dir=.*new holds no run",
-    "runtime.name=moon": "runtime.name=moon is unknown; allowed: deployment, flower, local",
-    "clients=100000000": r"clients=100000000 is not allowed: .*\[0, 1000000\]",
-    "clients=2000": "clients=2000 is more than the 1437 training examples of task=digits",
     "device=cuda:77": "device=cuda:77: this machine has .* set device=auto or cpu",
-    "strategy.aggregator.foo=1": r"unknown key strategy\.aggregator\.foo",
-    "+strategy.aggregator.foo=1": r"strategy\.aggregator",
     "strategy/aggregator=maecho": r"strategy/aggregator=maecho",
     "=3": "=3: a group takes the name of an option",
     "--multirum": r"unknown option --multirum: did you mean --multirun",
@@ -104,17 +92,6 @@ def test_resume_auto_begins_a_run_ends_at_once_where_it_is_done_and_else_goes_on
     assert found["parameters_sha256"] == whole["parameters_sha256"]
 
 
-@pytest.mark.slow
-def test_a_file_of_a_project_that_is_no_yaml_is_named_with_the_line(own_project):
-    path = own_project / "my_project" / "conf" / "task" / "broken.yaml"
-    path.write_text("defaults: [own]\nname: broken\n  model: my_project.model:Net\n")
-    done = fork(own_project, "task=broken")
-    assert done.returncode == 1
-    said = f"fedhet: {path} cannot be read as YAML: line 3, column 8: mapping values are not"
-    assert done.stderr.startswith(said)
-    assert len(done.stderr.splitlines()) == 1
-
-
 def prepare(words: list[str]) -> None:
     """Call what the command does before it starts a process, in this one."""
     check_flags(words)
@@ -143,20 +120,6 @@ def test_another_flower_is_refused_by_the_runtimes_that_start_its_programs(monke
         )
     for runtime in ("local", "ray"):
         check_run(compose({"runtime": runtime}), [])
-
-
-def test_a_table_in_a_pipe_is_whole_and_brackets_in_it_are_no_markup(monkeypatch, capsys):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    names = [f"c10_practical_strategy=[fedprox,fedavgm]_seed_{number}" for number in range(12)]
-    table = rich_table(Table(names, [[Entry(f"{n}[/b]", "[red]") for n in names]], "", words=12))
-    table_console().print(table)
-    printed = capsys.readouterr().out
-    assert sum(all(name in line for name in names) for line in printed.splitlines()) == 2
-    assert "[/b]" in printed
-    assert "[red]" in printed
-    monkeypatch.setenv("COLUMNS", "80")
-    table_console().print(table)
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -225,45 +188,6 @@ def test_what_cannot_be_written_is_named_with_the_option_to_change(
     assert reason.endswith(" a folder that you can write to")
 
 
-def test_a_sweep_that_cannot_be_written_names_its_key(read_only):
-    message = r"^hydra\.sweep\.dir=.*/here/sweep cannot be made .* that you can write to$"
-    with pytest.raises(ConfigError, match=message):
-        session._lock(SweepFolder(read_only / "sweep"), resuming=False)
-
-
-def test_a_file_that_cannot_be_made_is_named_and_not_the_temporary_one(tmp_path, monkeypatch):
-    def refuse(path, *_, **__):
-        raise OSError(errno.EROFS, "Read-only file system", path.name)
-
-    for name in ("touch", "unlink"):
-        monkeypatch.setattr(f"pathlib.Path.{name}", refuse)
-    message = rf"^{tmp_path}/kept\.json could not be written: \[Errno 30\] Read-only file system$"
-    with pytest.raises(OSError, match=message):
-        save_text(tmp_path / "kept.json", "")
-
-
-@pytest.mark.slow
-def test_the_help_in_a_pipe_is_not_padded(monkeypatch, capsys):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    print_help(["strategy=fedprox"])
-    printed = capsys.readouterr().out
-    assert re.search(r"^local\.lr +0\.1 +a number above 0 +eta_l, times", printed, re.MULTILINE)
-    assert not re.search(r" $", printed, re.MULTILINE)
-
-
-def test_a_current_folder_that_was_removed_is_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    tmp_path.rmdir()
-    with pytest.raises(SystemExit), reported_errors("fedhet"):
-        raise AssertionError("the body has begun")
-    assert capsys.readouterr().err.startswith("fedhet: the current folder is no more")
-
-
-def test_a_bug_keeps_its_traceback():
-    with pytest.raises(KeyError), reported_errors("fedhet-export"):
-        raise KeyError
-
-
 def test_a_number_of_an_option_lies_between_its_bounds():
     assert number_between(0, 1)("0.5") == 0.5
     assert number_between(0, 1, with_low=True)("0") == 0.0
@@ -274,10 +198,3 @@ def test_a_number_of_an_option_lies_between_its_bounds():
         number_between(0, 1)("abc")
     with pytest.raises(argparse.ArgumentTypeError, match=r"^1\.5 is not a whole number$"):
         at_least(1)("1.5")
-
-
-def test_the_warnings_of_a_log_are_counted(tmp_path):
-    log = tmp_path / "log.txt"
-    assert _count_warnings(log) == 0
-    log.write_text("\x1b[93mWARNING \x1b[0m: a\nWARNING : b\n\x1b[92mINFO \x1b[0m: no WARNING\n")
-    assert _count_warnings(log) == 2

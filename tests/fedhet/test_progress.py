@@ -3,14 +3,13 @@
 import io
 import json
 import os
-import re
 
 import pytest
 from rich.console import Console
 
-from fedhet.common.results import ResultsFollower, write_rows
+from fedhet.common.results import ResultsFollower, said_once, write_rows
 from fedhet.plot import plot_run
-from fedhet.progress import closing_panel, figures, round_display, time_left
+from fedhet.progress import closing_panel, figures, round_display
 
 ROWS = [
     {"round": 0, "accuracy": 0.1, "loss": 2.3},
@@ -72,25 +71,6 @@ def test_a_log_gets_a_line_per_evaluated_round_and_a_terminal_a_bar():
     assert figures({"round": 1, "seconds": 2.0, "accuracy": None}) == "2.00 s/round"
 
 
-def test_a_task_without_accuracy_is_told_by_its_loss():
-    file = io.StringIO()
-    console = Console(file=file, width=100, color_system=None)
-    with round_display(console, "fedavg on a table", 1) as display:
-        display.row({"round": 1, "loss": 0.25, "mae": 0.5, "seconds": 1.0})
-    assert "round   1/1  loss 0.2500  mae 0.5000  1.00 s/round" in file.getvalue()
-    for where in ("", "client_"):
-        console.print(closing_panel({"status": "completed", f"{where}loss": 0.125}))
-        assert re.search(f"{where.replace('_', ' ')}loss +0.1250", file.getvalue())
-    assert "accuracy" not in file.getvalue()
-
-
-def test_time_that_is_left():
-    assert time_left(0, 0.0, 30) == time_left(3, 9.0, 0) == ""
-    assert time_left(10, 5.0, 20) == "10 s left"
-    assert time_left(1, 30.0, 3) == "1 min 30 s left"
-    assert time_left(1, 3600.0, 2) == "2 h 00 min left"
-
-
 @pytest.mark.slow
 def test_the_end_of_a_run_has_figures_and_a_plot_even_if_nothing_was_evaluated(tmp_path):
     file = io.StringIO()
@@ -102,3 +82,16 @@ def test_the_end_of_a_run_has_figures_and_a_plot_even_if_nothing_was_evaluated(t
         assert path.read_bytes().startswith(b"\x89PNG")
     for figure in ("73.40 %", "80.00 %", "0.8 s in rounds, 0.25 s each", "1.5 MB to the server"):
         assert figure in file.getvalue()
+
+
+def test_a_reason_that_many_clients_have_is_said_once():
+    failures = [f"client {n}: too large: 3" for n in range(12)] + [
+        "client 12: late",
+        "lost",
+        "lost",
+    ]
+    many, late, lost = said_once(failures)
+    assert many.startswith("12 clients (0, 1, ")
+    assert many.endswith("): too large: 3")
+    assert (late, lost) == ("client 12: late", "lost")
+    assert said_once([]) == []

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from scipy.special import softmax
 from scipy.stats import spearmanr
 
-from fedhet.report.blocks import Heading, Listing, Picture, Table
+from fedhet.report.blocks import Picture
 from fedhet.report.class_counts import partitions_of
 from fedhet.report.data_file import ReportData, parse, to_text
 from fedhet.report.layout import automatic_layout
@@ -84,18 +84,6 @@ def test_missing_and_damaged_files_and_too_few_or_many_classes_are_left_out(writ
     path = folder / "checkpoints" / "round-000003.safetensors"
     path.write_bytes(path.read_bytes()[:-20])
     assert collect(folder, {}, print) is None
-
-
-def test_norms_are_of_the_first_heads_that_the_server_has_taken(write_run, monkeypatch):
-    folder = write_run()
-    write_own_heads(folder, {11: [[3, 4], [5, 12]], 2: [[8, 15], [0, 1]], 5: np.eye(2)})
-    for other in ({"after": 4}, {"experiment": "e0"}):  # not committed; of another run
-        write_state(folder, 2, {"personal/head.weight": np.eye(2)}, **other)
-    write_state(folder, 5, {"personal/body.weight": np.eye(2)})  # no head of its own
-    found = read_norms(folder)
-    assert (found.clients, found.norms) == ([2, 11], [[17.0, 1.0], [5.0, 13.0]])
-    monkeypatch.setattr(classifier_data, "MOST_NORMS", 3)
-    assert read_norms(folder).clients == [2]
 
 
 def test_of_a_repeated_seed_the_later_run_counts_and_goes_through_the_data_file(finished_run):
@@ -206,34 +194,3 @@ def test_the_picked_clients_have_the_lowest_median_and_highest_correlation():
     # by hand, 1 - 6 sum d^2 / (5 * 24): 0.9, -1, 0.6, 1, -0.9
     assert shown.correlations() == pytest.approx([0.9, -1, 0.6, 1, -0.9])
     assert shown.picked() == [1, 2, 3]
-
-
-@pytest.mark.slow
-def test_classes_are_drawn_by_name_and_of_many_a_few_by_number(with_heads, tmp_path):
-    for classes, texts in ((10, ["name0", "name9"]), (100, [99, 88, 55])):
-        run, _ = with_heads(classes=classes)
-        counts = np.tile(np.arange(classes), (CLIENTS, 1))  # drawn from the largest share down
-        picture = norms_of(run, counted(run, counts), tmp_path)[Picture]
-        assert all(f">{text}<" in picture.svg for text in texts)
-    assert ">98<" not in picture.svg
-    assert (tmp_path / "report_norms.png").stat().st_size > 10_000
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_only_the_partition_of_the_runs_own_seed_counts(with_heads, finished_run, tmp_path):
-    (run, _), (other, _) = with_heads(seed=3), with_heads(seed=4)
-    partitions = counted(other, np.eye(CLIENTS, CLASSES))
-    assert set(norms_of(other, partitions, tmp_path)) == {Heading, Table}
-    failed = [dataclasses.replace(partition, error="no data") for partition in partitions]
-    for own, known, reason in (
-        (run, partitions, "its partition is not counted"),
-        (other, failed, "no data"),
-    ):
-        found = norms_of(own, known, tmp_path)
-        assert found[Listing].items == [f"Local: {reason}"]
-        assert Table not in found
-    assert norms_of(run, [], tmp_path) == {}
-    # the partition that is counted is that of a run with heads, even if another seed is lower
-    plain = finished_run("fedavg", 0)
-    assert [p.settings["seed"] for p, _ in partitions_of([plain, run])] == [3]
-    assert norms_section(automatic_layout([plain]), pytest.fail, tmp_path) == []

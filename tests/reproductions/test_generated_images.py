@@ -82,33 +82,11 @@ def test_images_are_of_the_final_model_and_of_each_client(write, prefix):
 
 
 @pytest.mark.slow
-def test_clients_come_first_and_equal_images_come_once(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_picture", lambda decoder, title, height: title)
-    monkeypatch.setattr(module, "picture_grid", lambda titles, *_: titles)
-
-    def titles_of(*runs):
-        return generated(automatic_layout(runs), list, tmp_path / "report")[-1]
-
-    average = write(4, (1, 2), method="fedavg")
-    assert titles_of(average, write(5, (1, 2))) == ["client 0", "client 1", "FedAvg", "MA-Echo"]
-    clients = ["client 0 · FedAvg", "client 1 · FedAvg", "FedAvg", "client 1 · MA-Echo"]
-    assert titles_of(average, write(5, (1, 3))) == [*clients, "MA-Echo"]
-    assert titles_of(write(1, (1,))) == ["MA-Echo"]  # a client alone
-
-
-def test_images_that_differ_by_rounding_are_the_same():
-    one = np.full((1, 1, 2, 2), 100, dtype=np.uint8)
-    assert module._same(one, one + 2)
-    assert not module._same(one, one + 3)
-    assert not module._same(np.zeros_like(one), np.full_like(one, 255))  # no difference modulo 256
-
-
-@pytest.mark.slow
 def test_classes_without_examples_are_grey(write, tmp_path, monkeypatch):
     run = write(4, (1, 2))
     partition = Partition("p", {}, ("a", "b", "c"), [[5, 0, 1], [0, 7, 0]], clients=2)
     monkeypatch.setattr(module, "partition_of", lambda run, counted: counted[0])
-    found = module._decoders("maecho", run, [partition])
+    found = module._decoders("maecho", run, module.generated_of(run), [partition])
     assert [d.trained for d in found] == [[True, False, True], [False, True, False], [True] * 3]
     blocks = generated(automatic_layout([run]), lambda: [partition], tmp_path / "report")
     assert "Grey: classes without examples" in blocks[-1].caption

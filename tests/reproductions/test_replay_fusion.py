@@ -21,7 +21,7 @@ from fedhet.reproductions.maecho import replay_fusion as replay
 from fedhet.reproductions.maecho.flat_model import unflat
 from fedhet.reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
 from fedhet.reproductions.maecho.fusion_path_plot import fusion
-from fedhet.reproductions.maecho.neuron_matching import local_optima, matched
+from fedhet.reproductions.maecho.neuron_matching import local_optima
 from fedhet.reproductions.maecho.neuron_plot import neurons
 from fedhet.reproductions.subprocess_call import CallError
 from fedhet.strategies.base import local_model
@@ -163,21 +163,6 @@ def test_the_mean_of_the_local_optima_is_what_the_aggregator_returns(
 
 
 @pytest.mark.slow
-def test_equal_rows_have_equal_places():
-    rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
-    assert np.shape(matching.embedded(rows)) == (4, 2)
-    assert matching.embedded(rows) == matching.embedded(rows)
-
-
-def test_matched_counts_the_neurons_whose_nearest_has_their_number():
-    first = torch.eye(4).double()
-    same, swapped = first + 0.1, first[[1, 0, 2, 3]]
-    assert matched(torch.stack([first, same])) == 1.0
-    assert matched(torch.stack([first, swapped])) == 0.5
-    assert matched(torch.stack([first, same, swapped])) == 0.75
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("not_embedded")
 def test_stages_have_the_accuracy_on_the_clients_own_examples(read):
     found = matching.neurons(read)
@@ -192,14 +177,6 @@ def test_stages_have_the_accuracy_on_the_clients_own_examples(read):
     assert (found.layer, found.clients, found.count) == ("body.5.weight", 3, 100)
     assert len(first.points) == 300
     assert last.matched > first.matched
-
-
-@pytest.mark.slow
-def test_a_loop_whose_local_optima_are_not_known_has_none(read):
-    for changes in ({"initial": "random"}, {"weights": "program"}, {"loop": object()}):
-        other = HarmonizedOptima(MAEcho.unbound({}))
-        vars(other).update(changes)
-        assert matching.neurons(dataclasses.replace(read, aggregator=other)) is None
 
 
 def a_path(accuracy=(0.2, 0.5, 0.6)):
@@ -241,12 +218,3 @@ def test_the_sections_of_the_path_and_of_the_neurons(layout_of, tmp_path):
         assert text in found[Picture].svg
     rows = [row[1:] for row in texts_of(found)]
     assert rows == [["as trained", "50", "90.00"], ["later", "50", "-"]]
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_missing_path_has_its_reason_and_without_accuracy_the_loss_is_shown(layout_of, tmp_path):
-    *_, listing = fusion(layout_of(fusion=FusionPath(error="no test set")), tmp_path)
-    assert listing.items == ["MA-Echo: no test set"]
-    assert fusion(layout_of(), tmp_path) == neurons(layout_of(), tmp_path) == []
-    found = by_type(fusion(layout_of(fusion=a_path(accuracy=())), tmp_path))
-    assert texts_of(found)[0][1:4] == ["2.00", "0.80", "1"]

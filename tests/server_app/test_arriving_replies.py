@@ -100,6 +100,18 @@ def pulled(grid: HttpGrid, nodes: set[int], number: int) -> dict[int, object]:
 
 
 @pytest.mark.slow
+def test_flowers_own_grid_waits_for_the_slowest(connected):
+    grid, superlink = connected(2)
+    asked = threading.Thread(target=grid.pull_messages, args=({"to 1", "to 2", "to 3"},))
+    asked.start()
+    asked.join(1.0)
+    assert asked.is_alive()
+    superlink.missing.clear()
+    asked.join(20.0)
+    assert not asked.is_alive()
+
+
+@pytest.mark.slow
 def test_a_reply_whose_arrays_are_on_their_way_keeps_no_other(connected):
     grid, superlink = connected(2)
     began = time.monotonic()

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.metrics import larger_is_better, metric_totals
+from fedhet.common.metrics import metric_totals
 from fedhet.common.results import totals
 from fedhet.conf import compose_overrides
 from fedhet.server_app.listeners import Finished, Start
@@ -22,7 +22,6 @@ from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.stopping import EarlyStopping
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.tasks.metrics import Predictions
-from tests.recipes import TINY, run_recipe
 
 
 def rows(*values, metric="accuracy"):
@@ -96,13 +95,6 @@ def test_a_metric_that_the_last_evaluation_lacks_has_a_best_value_alone():
     assert metric_totals(every) == {"best_r2": 0.2, "best_client_r2": 0.3}
 
 
-def test_what_is_better_in_a_search():
-    larger = ["accuracy", "best_accuracy", "client_accuracy", "f1", "best_client_f1", "r2"]
-    smaller = ["loss", "client_loss", "best_mae", "calibration_error", "seconds", "bytes_up"]
-    assert [larger_is_better(name) for name in larger] == [True] * 6
-    assert [larger_is_better(name) for name in smaller] == [False] * 6
-
-
 def best_model(folder, rule=None, done=None, rows=()):
     """Begin a run, or resume one after ``done``."""
     results = SimpleNamespace(folder=folder)
@@ -164,13 +156,6 @@ def test_a_resumed_run_of_another_rule_does_not_keep_the_model_of_the_old_one(tm
     assert f"removed {BEST}" in caplog.text
 
 
-def test_a_run_that_keeps_its_best_model_from_a_resume_on_says_what_a_round_has_to_beat(
-    tmp_path, caplog
-):
-    best_model(tmp_path, done=3, rows=rows(0.1, 0.5, 0.8, 0.7))
-    assert "accuracy 0.8 of round 2" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("words", "key"),
     [
@@ -191,13 +176,6 @@ def test_without_test_examples_at_the_server_a_run_cannot_go_by_what_it_measures
         return check_measured(recipe, rule, classes, at_server=False)
     with pytest.raises(ConfigError, match=rf"{key} goes by .* it has no test examples"):
         check_measured(recipe, rule, classes, at_server=False)
-
-
-@pytest.mark.slow
-def test_fine_tuning_is_of_the_clients_evaluation(tmp_path):
-    words = (*TINY, "evaluation.finetune_epochs=5")
-    with pytest.raises(ConfigError, match=r"evaluation\.finetune_epochs=5"):
-        run_recipe(tmp_path, *words)
 
 
 @pytest.mark.parametrize("best", ["received_loss", "true"])

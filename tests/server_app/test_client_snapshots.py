@@ -13,11 +13,9 @@ from fedhet.strategies.base import Cohort, Reply
 from fedhet.strategies.components.local_training import steps_by_tensor
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.fednova import FedNovaClient, FedNovaServer
-from fedhet.strategies.modes.robust.coordinates import Median
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots, load_replies
 from tests.recipes import TINY, run_recipe
-from tests.strategies.sides import built, total_of
+from tests.strategies.sides import total_of
 
 pytestmark = pytest.mark.slow
 
@@ -96,19 +94,6 @@ def test_nothing_is_trained_and_the_result_is_the_same(words, trained, tmp_path,
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "again"))
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     assert plain["accuracy"] == pytest.approx(again["accuracy"], abs=0.003)
-
-
-def test_a_method_that_reads_single_replies_is_refused_robustly_with_their_file_too(tmp_path):
-    sides = {
-        "client_sides": {"fednova": FedNovaClient()},
-        "server_sides": {"fednova": FedNovaServer()},
-    }
-    with pytest.raises(ConfigError, match="fednova_reach"):
-        built(
-            **sides,
-            aggregator=Median(),
-            observers=[ClientSnapshots(tmp_path / "models")],
-        )
 
 
 def test_reused_training_has_moved_as_far_as_it_did_with_its_momentum(tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ def test_a_run_fits_the_training_rows_of_all_sites_and_is_resumed_with_the_same(
     assert found["means"][0] == pytest.approx(ages.mean(), abs=2)
     assert found["categories"] == [["Bonn", "Oslo", "Rome"]]
     (tmp_path / FILE).write_text(json.dumps(found | {"means": [0.0]}) + "\n")
-    with pytest.raises(ConfigError, match="the columns are not those that the run began with"):
+    with pytest.raises(ConfigError, match="the columns have changed"):
         run(sites, tmp_path, "rounds=4", "resume=true")
     (tmp_path / FILE).write_text(json.dumps(found) + "\n")
     assert run(sites, tmp_path, "rounds=4", "resume=true")["rounds"] == 4
@@ -73,10 +73,18 @@ def test_a_run_fits_the_training_rows_of_all_sites_and_is_resumed_with_the_same(
 
 
 @pytest.mark.slow
-def test_a_site_that_sends_nonsense_is_left_out_of_the_fit(sites, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("towns", "said"),
+    [
+        (["Oslo", "Oslo"], "refused: its categories of town must be different"),
+        ([str(n) for n in range(999)], "refused: with it a column of ['town'] has more"),
+    ],
+    ids=["twice", "too many"],
+)
+def test_a_site_that_sends_nonsense_is_left_out_of_the_fit(towns, said, sites, tmp_path, caplog):
     def tamper(reply):
         if CATEGORIES in reply.content and len(reply.content[CATEGORIES]["town"]) == 3:
-            reply.content[CATEGORIES]["town"] = ["Oslo", "Oslo"]
+            reply.content[CATEGORIES]["town"] = towns
         return reply
 
     run(sites, tmp_path, "rounds=1", tamper=tamper)
@@ -180,9 +188,9 @@ WRONG = [
     ("squares", [1e250, 0.0], "holds 1e"),
     ("missing", [0.5], "missing must be 0 or 1"),
     ("more", [1.0], "unknown ones"),
-    ("town", None, "of other columns"),
-    ("town", "Rome", "are no list of text"),
-    ("town", [1, 2], "are no list of text"),
+    ("town", None, "other columns"),
+    ("town", "Rome", "a list of text"),
+    ("town", [1, 2], "a list of text"),
     ("town", ["x" * 201], "at most 200 characters"),
     ("town", [str(n) for n in range(1001)], "at most 1000"),
     ("town", ["Rome", "Rome"], "must be different ones"),

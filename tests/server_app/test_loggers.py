@@ -2,9 +2,7 @@
 
 import csv
 import logging
-import math
 import struct
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -157,19 +155,6 @@ def test_a_logger_that_cannot_start_ends_the_run_before_round_1(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("extra", "package"),
-    [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("mlflow", "mlflow")],
-)
-def test_a_missing_package_is_an_error_that_names_the_extra(extra, package, tmp_path, monkeypatch):
-    for module in [name for name in sys.modules if name.partition(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"logger={extra} needs .*\[{extra}\]"):
-        run_recipe(tmp_path / "run", *SHORT, f"logger={extra}")
-
-
-@pytest.mark.slow
 def test_what_nodes_and_resumed_runs_do_not_compare():
     words = [
         "logger=[csv,tensorboard]",
@@ -244,30 +229,3 @@ def test_mlflow_of_a_resumed_run_has_every_round_once(tmp_path, monkeypatch):
     assert found == [(row["round"], row["accuracy"]) for row in rows]
     assert (run.data.params["local.lr"], run.data.tags["strategy"]) == ("0.2", "fedavg")
     assert run.data.metrics["summary/rounds"] == 5
-
-
-def test_mlflow_takes_figures_that_are_no_numbers(tmp_path):
-    pytest.importorskip("mlflow.tracking", reason="the extra `mlflow` is not installed")
-    from fedhet.server_app.loggers.mlflow import MLflow
-
-    logger = MLflow(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    logger.start(logged_run(tmp_path))
-    logger.log({"round": 1, "loss": math.nan, "train_loss": math.inf, "elapsed_seconds": 1.0})
-    run = logger._client.get_run(logger._run_id)
-    assert math.isnan(run.data.metrics["loss"])
-
-
-def test_mlflow_has_names_that_it_would_refuse_with_underlines(tmp_path):
-    pytest.importorskip("mlflow.tracking", reason="the extra `mlflow` is not installed")
-    from fedhet.server_app.loggers.mlflow import MLflow
-
-    run = logged_run(tmp_path)
-    run.config["paper"] = {"columns": {"VGG-11, alpha 0.1": {"partition.alpha": 0.1}}}
-    run.config["task"] = {"data_options": {"Größe (cm)": 1, "a" * 300: 2}}
-    logger = MLflow(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    logger.start(run)
-    logger.log({"round": 1, "recall/St. John's wort": 0.5, "elapsed_seconds": 1.0})
-    data = logger._client.get_run(logger._run_id).data
-    assert data.metrics["recall/St. John_s wort"] == 0.5
-    assert data.params["task.data_options.Gr__e _cm_"] == "1"
-    assert not any(name.startswith("paper") for name in data.params)

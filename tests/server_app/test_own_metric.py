@@ -11,17 +11,17 @@ from safetensors.torch import load_file
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import is_taken, metric_totals, shown_metrics
-from fedhet.common.results import read_rows, totals
+from fedhet.common.results import read_rows, read_summary, totals
 from fedhet.conf import compose_overrides, fingerprint, project
 from fedhet.load_run import task_of
 from fedhet.runtimes.flower_install import stage_app
 from fedhet.server_app.assembly import check_parts
 from fedhet.server_app.loggers import scalars
 from fedhet.strategies.fedprox import FedProxClient
-from fedhet.sweep.optuna_search import check_search
 from fedhet.tasks.evaluation import logits_of
 from fedhet.tasks.metrics import MetricSet, Predictions
 from tests.recipes import TINY, run_recipe
+from tests.refused import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = '''
@@ -45,6 +45,9 @@ def one_class(outputs, targets):
 def nothing(outputs, targets): return None
 def several(outputs, targets): return outputs
 def text(outputs, targets): return "0.5"
+def huge(outputs, targets): return 10**400
+def ends(outputs, targets): raise SystemExit(3)
+def misses(outputs, targets): return {}["no"]
 def lonely(outputs): return 1.0
 def f1(outputs, targets): return 1.0
 def loss(outputs, targets): return 1.0
@@ -194,15 +197,28 @@ def test_what_is_no_number_is_refused(name, what):
         )
 
 
+def test_a_number_that_no_float_holds_is_left_out_and_warned_of(caplog):
+    pair = (torch.zeros(4, 2), torch.zeros(4).long())
+    assert measured("mine.metrics:huge", Predictions("classification", ("a", "b")), pair) == {}
+    assert "evaluation.metrics=mine.metrics:huge is inf" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "what"), [("ends", "SystemExit"), ("misses", "KeyError")])
+def test_a_function_that_fails_ends_the_run_as_failed_with_its_key(name, what, tmp_path):
+    with refused(f"evaluation.metrics=mine.metrics:{name}", what, "metrics.py"):
+        run_recipe(tmp_path, *TINY, "rounds=1", f"evaluation.metrics=[mine.metrics:{name}]")
+    assert read_summary(tmp_path)["status"] == "failed"
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["[mine.metrics:f1]"], "metrics.jsonl or summary.json have f1.* rename the function"),
-        (["[mine.metrics:loss]"], "or summary.json have loss"),
-        (["[mine.metrics:client_sure]"], "have client_sure, or names that begin like it"),
+        (["[mine.metrics:f1]"], "summary.json already use f1.* rename the function"),
+        (["[mine.metrics:loss]"], "already use loss"),
+        (["[mine.metrics:client_sure]"], "already use client_sure"),
         (["[mine.metrics:]"], "names no function: write package.module:function"),
         (["[mine-too.metrics:sure]"], "names no function"),
         (["[mine.metrics:sure,mine.other:sure]"], "mine.other:sure would both be sure"),
@@ -252,21 +268,6 @@ def test_the_name_of_what_a_method_measures_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(FedProxClient, "measures", frozenset({"sure"}))
     with pytest.raises(ConfigError, match="rows of strategy=fedprox have sure already"):
         run_recipe(tmp_path, *TINY, SURE, "strategy=fedprox")
-
-
-def test_a_metric_that_nothing_goes_by_needs_no_direction():
-    for words in (
-        [],
-        ["checkpoint.best=loss"],
-        ["checkpoint.best=true", "early_stopping.mode=min"],
-    ):
-        compose_overrides(("task=digits", SURE, "early_stopping.metric=sure", *words))
-
-
-def test_a_search_takes_it_in_both_directions():
-    compose_overrides(("task=digits", SURE, "objective=sure"))
-    for direction in ("minimize", "maximize"):
-        check_search("sure", {"_target_": "Optuna", "direction": direction, "n_jobs": 1})
 
 
 # ---- in rows and reports -------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import httpx
 import pytest
 from flwr.app import Message, RecordDict
 
+from fedhet.common.flower import grid_polling
 from fedhet.server_app import polling_grid
 from fedhet.server_app.polling_grid import fast_polling
 from tests.federation import InProcessGrid
@@ -97,7 +98,7 @@ def test_a_busy_superlink_is_asked_again_and_a_broken_one_ends_the_run(monkeypat
     from flwr.superlink.grid.http_grid import HttpGrid
 
     grid, clock = HttpGrid(token="t"), SlowGrid({})
-    monkeypatch.setattr(polling_grid, "time", clock)
+    monkeypatch.setattr(grid_polling, "time", clock)
     invoker = grid._retry_invoker
     invoker.wait_function = clock.sleep
     request = httpx.Request("POST", "https://superlink/v1/runtime/pull-messages")
@@ -128,7 +129,7 @@ def test_an_object_that_is_not_stored_is_pushed_again_for_a_minute(monkeypatch):
     from flwr.superlink.grid.http_grid import HttpGrid
 
     grid, clock = HttpGrid(token="t"), SlowGrid({})
-    monkeypatch.setattr(polling_grid, "time", clock)
+    monkeypatch.setattr(grid_polling, "time", clock)
     refusals, pushed = [3, 1000], []
 
     def push(request: str) -> PushObjectResponse:

@@ -15,6 +15,7 @@ from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.schedules import ExponentialDecay
+from fedhet.strategies.differential_privacy import Local
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.fedbuff import FedAsync, FedBuff
 from fedhet.strategies.fedcm import FedCM
@@ -22,13 +23,10 @@ from fedhet.strategies.feddyn import FedDyn
 from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fednova import FedNova
-from fedhet.strategies.mechanisms import Local
 from fedhet.strategies.modes.asynchronous import Asynchronous, Started
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.modes.simulated_clients import SimulatedClients, SimulatedStep
 from fedhet.strategies.modes.systems import Constant, DayNight, LogNormal
-from fedhet.strategies.round.client_snapshots import ClientSnapshots
-from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.reply_fold import Weights, sum_of
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.wire.records import METRICS, to_tensors
@@ -220,16 +218,6 @@ def test_buffers_are_a_mean_of_the_clients_and_the_servers_by_hand(towards_model
     assert float(found.update["w"]) == (0.25 * -9 + 0.5 * 2 if towards_model else 0.25 + 1.0)
 
 
-def test_what_reads_the_clients_models_is_refused(tmp_path):
-    """A stale client's model is not the server's plus its update."""
-    observers = [ClientSnapshots(tmp_path / "models")]
-    built(FedBuff, **slots(Constant()))
-    with pytest.raises(
-        ConfigError, match=r"checkpoint\.client_models ClientSnapshots reads the clients' models"
-    ):
-        built(FedBuff, **slots(Constant()), observers=observers)
-
-
 @pytest.mark.slow
 def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
     def strategy():
@@ -340,21 +328,6 @@ def test_a_momentum_of_updates_that_are_no_gradients_is_refused():
     with pytest.raises(ConfigError, match=r"towards_model .*client_momentum"):
         built(FedCM, asynchronous=Asynchronous(buffer=1, towards_model=True), system=Constant())
     built(FedCM, asynchronous=Asynchronous(buffer=2), system=Constant())
-
-
-def test_a_buffer_of_more_clients_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match=r"buffer=9 different clients .* to 6 \(clients\)"):
-        run(built(FedBuff, asynchronous={"buffer": 9}, **slots(Constant())), 1)
-    with pytest.raises(ConfigError, match=r"buffer=2 .* from 3 \(min_replies\)"):
-        run(
-            built(
-                FedBuff,
-                asynchronous={"buffer": 2},
-                federation=FederationConfig(min_replies=3),
-                **slots(Constant()),
-            ),
-            1,
-        )
 
 
 def test_clients_of_a_large_population_start_uniformly_among_those_that_are_free():

@@ -91,36 +91,6 @@ def test_momentum_of_the_mean_leaves_out_the_aggregates_stretch():
     torch.testing.assert_close(params["head.weight"][0], expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", ["aggregate", "mean"])
-@pytest.mark.parametrize("aggregator", [UniformMean(), NormMean()])
-def test_steps_tend_to_the_length_that_is_predicted_from_the_gradients(aggregator, source, caplog):
-    """Gradients drawn anew each round, in 20,000 dimensions: all but orthogonal."""
-    random = torch.Generator().manual_seed(1)
-    side = server_side(ClientMomentum, alpha=0.1, source=source)
-    side.init({"w": torch.zeros(20_000)})
-    lengths = []
-    for round in range(1, 61):
-        pull = -0.9 * LR * side.broadcast(0)["momentum"]["w"]
-        grads = [torch.randn(20_000, generator=random) * LR for _ in range(10)]
-        updates = [{"w": 0.1 * grad + pull} for grad in grads]
-        replies = [Reply(client, 1, 1, LR, update) for client, update in enumerate(updates)]
-        total = total_of(replies)
-        delta = aggregator({"w": torch.zeros(20_000)}, total)
-        side.reduce(total, delta, Cohort(round, 10, 10))
-        lengths.append(delta["w"].norm().item())
-    figures = side.metrics()
-    rms = sum(grad.norm() ** 2 for grad in grads).div(10).sqrt().item()
-    assert figures["gradient_reach"] == pytest.approx(rms, rel=1e-4)
-    assert figures["effective_step"] == pytest.approx(sum(lengths[-10:]) / 10, rel=0.03)
-    stretched = isinstance(aggregator, NormMean) and source == "aggregate"
-    assert ("local.lr" in caplog.text) == stretched  # 3.2 times the mean
-    side.reduce(total, delta, Cohort(61, 10, 10, summed=True))
-    assert side.metrics().keys() == {"effective_step"}
-    if stretched:
-        assert figures["effective_step"] == pytest.approx(0.1 / 0.19**0.5 * rms)
-
-
 def test_momentum_of_late_replies_has_the_size_of_their_gradients():
     """A constant gradient g, and two replies of which each counts half: m -> g, and not less."""
     side, gradient = server_side(ClientMomentum, alpha=ALPHA), torch.tensor([3.0, -4.0])

@@ -7,14 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.conf import compose
-from fedhet.conf.build import strategy_parts
 from fedhet.strategies.base import Step
 from fedhet.strategies.feddw import FedDW
-from fedhet.strategies.modes.private.gaussian_mechanism import GaussianMechanism
 from fedhet.strategies.statistics.class_means import MEANS
 from fedhet.strategies.statistics.soft_labels import SOFT_LABELS
-from tests.recipes import overrides
 from tests.strategies.sides import client_side
 
 
@@ -85,18 +81,3 @@ def test_mu_decays_at_the_start_of_every_ninth_round(round, factor):
     plain = begun(mu=2.0).penalty(step_of(weight, labels, round))
     decayed = begun(mu=2.0, decay=0.1).penalty(step_of(weight, labels, round))
     torch.testing.assert_close(decayed, factor * plain)
-
-
-@pytest.mark.slow
-def test_the_recipes_options_arrive():
-    words = ["feddw.mu=3", "feddw.decay=0.1", "feddw.decay_every=4", "feddw.linearised_every=5"]
-    words += ["soft_labels.smoothing=0.5", "soft_labels.history=all", "soft_labels.absent=identity"]
-    words += ["soft_labels.noise_multiplier=2", "soft_labels.clip=0.5", "soft_labels.delta=1e-6"]
-    words += ["soft_labels.reproducible_noise=true"]
-    recipe = compose(overrides("strategy=feddw", *(f"strategy.{word}" for word in words)))
-    parts = strategy_parts(recipe, 1)
-    term, server = parts.client_sides["feddw"], parts.server_sides["soft_labels"]
-    assert (term.mu, term.decay, term.decay_every, term.linearised_every) == (3, 0.1, 4, 5)
-    assert (server.smoothing, server.history, server.absent) == (0.5, "all", "identity")
-    mechanism = GaussianMechanism(2, clip=0.5, delta=1e-6, reproducible_noise=True)
-    assert server.mechanism == parts.client_sides["soft_labels"].mechanism == mechanism

@@ -169,12 +169,6 @@ def test_a_class_s_row_is_the_mean_over_its_holders_by_hand():
     assert kept["head.weight"].flatten().tolist() == [12.0, 13.0, 10.0, 10.0]
 
 
-def test_the_flower_strategy_has_the_recipe_s_parts():
-    strategy = MAEcho(projections={"rank": 3})
-    assert strategy.client_sides["projections"].rank == 3
-    assert isinstance(strategy.server_step.aggregator, HarmonizedOptima)
-
-
 class Linear(torch.nn.Module):
     """Its widest layers have 4 inputs and a bias: 5 columns, of which all may be needed."""
 

@@ -10,11 +10,8 @@ from torch.nn import functional as F
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.state import ContextStateStore
-from fedhet.common.errors import ConfigError
-from fedhet.conf import build_local_optimizer, compose
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
-from tests.recipes import overrides
 from tests.strategies.labelled import Classifier, blobs
 from tests.strategies.sides import per_fedavg
 
@@ -86,28 +83,6 @@ def test_a_hessian_free_step_against_the_exact_hessian(delta):
     assert torch.equal(where, ONES)
 
 
-def test_hessian_free_on_a_curved_loss_is_second_order_in_delta():
-    """Against autograd's own product; a tenth of delta leaves a hundredth of the error."""
-    batches = quadratics(3)
-
-    def curved(w, batch):
-        return F.softplus(batch[0] @ (w - batch[1])).sum()
-
-    def grad_of(w, batch):
-        w = w.clone().requires_grad_()
-        return torch.autograd.grad(curved(w, batch), w)[0]
-
-    outer = grad_of(ZERO - 0.1 * grad_of(ZERO, batches[0]), batches[1])
-    _, product = torch.autograd.functional.hvp(lambda w: curved(w, batches[2]), ZERO, outer)
-    errors = []
-    for delta in (1e-2, 1e-3):
-        optimizer = per_fedavg(0.1, "hessian_free", delta)
-        _, _, ((_, grad),) = drive(optimizer, batches, ZERO, 0.5, loss_of=curved)
-        errors.append(float((grad - (outer - 0.1 * product)).norm()))
-    assert errors[0] / errors[1] == pytest.approx(100.0, rel=0.05)
-    assert errors[1] < 1e-4 * float(product.norm())
-
-
 @pytest.mark.parametrize(("order", "count"), [("first", 2), ("hessian_free", 3)])
 def test_alpha_zero_is_sgd_on_the_second_batch_and_same_batch_repeats_one(order, count):
     batches = quadratics(2 * count)
@@ -175,14 +150,3 @@ def test_steps_are_counted_as_moves(how, steps):
     options = LocalTrainingConfig(batch_size=8, epochs=2)
     metrics = fit(Classifier(), options, optimizer=per_fedavg(**how))
     assert (metrics["num-steps"], metrics["lr-sum"]) == (steps, pytest.approx(0.1 * steps))
-
-
-@pytest.mark.slow
-def test_the_recipe_passes_its_options_and_refuses_what_plain_steps_lack():
-    words = ["strategy=per_fedavg", "strategy.per_fedavg.alpha=0.2"]
-    words += ["strategy.per_fedavg.order=hessian_free", "strategy.per_fedavg.same_batch=true"]
-    optimizer = build_local_optimizer(compose(overrides(*words, "local=adam")), 1)
-    assert (optimizer.alpha, optimizer.order, optimizer.same_batch) == (0.2, "hessian_free", True)
-    for setting in ("momentum", "weight_decay"):
-        with pytest.raises(ConfigError, match=rf"local\.{setting}=0\.5"):
-            compose(overrides("strategy=per_fedavg", f"local.{setting}=0.5"))

@@ -12,7 +12,6 @@ from fedhet.conf import compose
 from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.local_training_config import (
     LocalTrainingConfig,
-    local_training_config,
 )
 from fedhet.strategies.fedavg import Centralised, FedAvg, Local
 from fedhet.strategies.fedbabu import FedBABU
@@ -170,11 +169,3 @@ def test_batchnorm_statistics_by_hand(personal, optimizer):
     for mine, mean in zip(own, means, strict=True):
         torch.testing.assert_close(mine[BUFFERS[0]], (1 - 0.9**6) * mean)
         assert "body.1.num_batches_tracked" not in mine
-
-
-@pytest.mark.slow
-def test_the_recipe_of_fedrep_passes_its_epochs():
-    recipe = compose(overrides("strategy=fedrep", "strategy.fedrep.head_epochs=3"))
-    options = local_training_config(recipe.local, recipe.strategy.phases)
-    found = [(phase.layers.spec, phase.epochs) for phase in options.schedule()]
-    assert found == [("head.*", 3), ("body.*", 2)]

@@ -7,7 +7,6 @@ import torch
 from PIL import Image
 
 from fedhet.tasks.hugging_face import load
-from fedhet.tools.export import tokens_of
 from tests.refused import refused
 from tests.tasks.plain import SITE, task_of
 from tests.tasks.tokenizers import write_tokenizer
@@ -90,16 +89,6 @@ def test_a_missing_number_of_a_row_is_refused(tmp_path):
     options = {"input_column": "x", "target": "y", "test_split": None, "kind": "regression"}
     with refused("1"):
         load(path=folder, test_fraction=0.0, **options)
-
-
-def test_a_folder_of_parquet_is_read_as_the_hub_reads_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "set"
-    folder.mkdir()
-    table = datasets.Dataset.from_dict({"x": [[1.0], [2.0]], "label": ["up", "down"]})
-    table.to_parquet(folder / "train.parquet")
-    given = load(path=str(folder), input_column="x", test_split=None, classes=["down", "up"])
-    assert sorted(np.concatenate([part[1] for part in given])) == [0, 1]
 
 
 def test_texts_become_tokens_cut_and_padded(tmp_path, tokenizer):
@@ -201,12 +190,6 @@ def test_what_is_wrong_is_said_with_the_key(images, monkeypatch, options, said):
         load(**({"path": images} | IMAGES | options))
 
 
-def test_texts_need_a_tokenizer(tmp_path):
-    folder = saved(tmp_path / "set", {"text": TEXTS, "label": [0, 1, 0]})
-    with refused("tokenizer=null", "task.data_options"):
-        load(path=folder, input_column="text", test_split=None)
-
-
 # ---------------------------------------------------------------------------------- transformers
 BERT = {
     "model_type": "bert",
@@ -221,10 +204,6 @@ def text_task(tokenizer, **keys):
     options = {"config": BERT, **keys.pop("model_options", {})}
     given = {"tokenizer": tokenizer, "length": 6}
     return task_of("hf_text", given, num_classes=3, model_options=options, **keys)
-
-
-def test_an_exported_model_says_which_tokenizer_makes_its_inputs(tokenizer):
-    assert tokens_of(text_task(tokenizer)) == {"tokenizer": tokenizer, "length": 6}
 
 
 def test_padding_does_not_change_the_logits(tokenizer):
@@ -301,36 +280,3 @@ def test_a_layer_with_an_adapter_is_what_the_paper_says(tokenizer):
     a, b = adapted.lora_A["default"].weight, adapted.lora_B["default"].weight
     torch.nn.init.ones_(b)
     torch.testing.assert_close(adapted(values), layer(values) + 6 / 2 * values @ a.T @ b.T)
-
-
-def test_modules_to_save_are_trained_in_full(tokenizer):
-    lora = LORA | {"modules_to_save": ["network.bert.pooler"]}
-    names = text_task(tokenizer, lora=lora).build_model(0).state_dict().keys()
-    assert {name for name in names if "lora" not in name} == {
-        "body.network.bert.pooler.dense.weight",
-        "body.network.bert.pooler.dense.bias",
-        "head.weight",
-        "head.bias",
-    }
-
-
-@pytest.mark.parametrize(
-    ("lora", "said"),
-    [
-        (
-            LORA | {"target_modules": ["qery"]},
-            "target_modules=['qery']",
-        ),
-        (LORA | {"modules_to_save": ["x"]}, "modules_to_save"),
-    ],
-)
-def test_a_module_that_is_not_there_is_said(tokenizer, lora, said):
-    with refused(*said.split()):
-        text_task(tokenizer, lora=lora).build_model(0)
-
-
-def test_the_papers_models_have_no_adapters(images):
-    given = {"path": images, **IMAGES}
-    task = task_of("hf", given, model="mlp", num_classes=2, lora=LORA)
-    with refused("task.lora="):
-        task.build_model(0)

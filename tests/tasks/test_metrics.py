@@ -8,7 +8,6 @@ from scipy.stats import pearsonr, spearmanr
 
 from fedhet.common.metrics import (
     CLIENT,
-    METRICS,
     PERSONAL_TEST,
     RECEIVED,
     MetricName,
@@ -190,23 +189,6 @@ def test_what_constant_targets_or_predictions_do_not_define_is_left_out():
     assert measured(names, kind, same, other).keys() == {"mae", "r2", "explained_variance"}
 
 
-def test_a_single_example_has_no_r2():
-    found = measured(
-        ["mae", "r2", "pearson"], Predictions("regression"), torch.ones(1, 1), torch.zeros(1)
-    )
-    assert found == {"mae": 1.0}
-
-
-def test_confident_models_are_ranked_and_one_class_has_no_specificity():
-    """A softmax of a gap above 37 is 1: the four would be ties."""
-    gaps, labels = torch.tensor([50.0, 60.0, 70.0, 80.0]), torch.tensor([0, 0, 1, 1])
-    logits, kind = torch.stack([0 * gaps, gaps], 1), Predictions("classification", ("no", "yes"))
-    names = ["auroc", "average_precision"]
-    assert measured(names, kind, logits, labels) == dict.fromkeys(names, 1.0)
-    found = measured(["specificity", "f1"], kind, logits, torch.ones(4, dtype=torch.long))
-    assert found == {"f1": 1.0}
-
-
 def test_a_segmentation_counts_pixels_without_the_ignored_ones():
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(4, 3, 5, 6, generator=generator)
@@ -249,20 +231,6 @@ def test_the_first_batch_does_not_decide_what_is_counted_together():
     assert fit.compute() == pytest.approx({"mape": 1.0, "smape": 2 / 3})
 
 
-@pytest.mark.parametrize(("right", "labels"), [(20, 1), (27, 0)])
-def test_mcc_is_left_out_where_labels_or_predictions_are_constant(right, labels):
-    two = Predictions("classification", ("no", "yes"))
-    same, some = (
-        torch.full((30,), labels),
-        torch.tensor([labels] * right + [1 - labels] * (30 - right)),
-    )
-    for truth, guess in ((same, some), (some, same)):
-        assert measured(["mcc"], two, 5.0 * torch.eye(2)[guess], truth) == {}
-    drawn = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1, 1, 1] * 3)
-    found = measured(["mcc"], two, torch.eye(2)[drawn], some)
-    assert found["mcc"] == pytest.approx(sk.matthews_corrcoef(some, drawn), abs=1e-12)
-
-
 def test_a_second_pass_does_not_remember_the_first():
     logits, labels, true, guess, _ = classified()
     collected = MetricSet(["f1"], Predictions("classification", CLASSES))
@@ -286,11 +254,6 @@ def test_a_second_pass_does_not_remember_the_first():
 def test_an_unfit_metric_is_refused(name, kind, classes, reason):
     with refused(*reason.split()):
         MetricSet([name], Predictions(kind, tuple(map(str, range(classes)))))
-
-
-def test_errors_are_better_when_they_are_smaller_and_the_rest_when_larger():
-    smaller = {name for name, metric in METRICS.items() if not metric.larger_is_better}
-    assert smaller == {"calibration_error", "mae", "mse", "rmse", "mape", "smape"}
 
 
 @pytest.mark.parametrize("name", ["auroc", "average_precision", "calibration_error"])
@@ -323,12 +286,6 @@ def test_a_regression_with_other_outputs_than_targets_has_no_metrics():
     found = MetricSet(["mae"], Predictions("regression"))
     with refused("4", "2"):
         found.update(torch.zeros(4, 2), torch.zeros(4))
-
-
-def test_the_average_precision_of_one_class_alone_is_one_as_in_scikit_learn():
-    found = MetricSet(["average_precision", "auroc"], Predictions("classification", ("a", "b")))
-    found.update(torch.tensor([[0.3, 0.7], [0.7, 0.3]]), torch.tensor([1, 1]))
-    assert found.compute() == {"average_precision": sk.average_precision_score([1, 1], [0.7, 0.3])}
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from fedhet.tasks.models import build_model
 from fedhet.tasks.models.attributes import PlainAttributes
 from fedhet.tasks.models.wrapped import WrappedModel
 from fedhet.tasks.own_task import refuse_unread_partition
-from fedhet.tasks.references import call_with_known, load_reference, name_of
+from fedhet.tasks.references import load_reference, name_of
 from tests.refused import refused
 
 OWN = {"name": "own", "inputs": "own", "data": "a:b", "model": "a:b"}
@@ -95,27 +95,6 @@ def test_a_wrapped_model_computes_the_same_and_gives_the_classifiers_input():
     assert torch.equal(twin(inputs)[1], twin.head.bias.expand(5, 3))
     doubled = model.double()
     assert doubled(inputs.double())[1].dtype == torch.float64  # frozen tensors moved, too
-
-
-def test_a_lone_linear_layer_is_its_own_classifier():
-    model = WrappedModel(nn.Linear(4, 3))
-    inputs = torch.randn(2, 4)
-    assert torch.equal(model(inputs)[0], inputs)
-    assert set(model.own_names(model.state_dict())) == {"weight", "bias"}
-
-
-def test_hugging_faces_outputs_are_their_logits_and_a_convolution_may_be_the_classifier():
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.classifier = nn.Conv2d(1, 2, 1)
-
-        def forward(self, inputs):
-            return {"loss": None, "logits": self.classifier(inputs)}
-
-    model = WrappedModel(Named(), classifies=False)
-    features, logits = model(torch.ones(3, 1, 2, 2))
-    assert (features.shape, logits.shape) == ((3, 4), (3, 2, 2, 2))
 
 
 def two_outputs():
@@ -238,17 +217,6 @@ class Chain(nn.Module):
         return self.layers.fc(features) * self.scale
 
 
-def test_a_classifier_with_a_name_in_a_sequential_is_found_and_its_weights_can_be_read():
-    network = Chain()
-    inputs = torch.randn(5, 4)
-    expected = network(inputs)
-    model = WrappedModel(network)
-    assert model.classifier == "layers.fc"
-    assert torch.equal(model(inputs)[1], expected)
-    again = copy.deepcopy(model)
-    assert torch.equal(again(inputs)[1], expected)
-
-
 def test_what_forward_writes_into_attributes_is_known():
     """A recurrent network's hidden state, a dict of means, a counter, and what forward adds."""
 
@@ -301,23 +269,6 @@ def test_an_own_model_is_told_what_its_parameters_name():
     )
     assert model.head.out_features == 5
     assert model.body[1].in_features == 6
-
-
-def as_told(outputs):
-    return nn.Linear(3, outputs)
-
-
-def two(outputs=2):
-    return nn.Linear(3, outputs)
-
-
-@pytest.mark.parametrize(("build", "outputs"), [(two, 2), (as_told, 1)])
-def test_a_regression_has_as_many_outputs_as_the_functions_default(build, outputs):
-    def data():
-        return (np.ones((4, 3)), np.ones((4, outputs))), None
-
-    task = task_of(data, build, clients=1, kind="regression")
-    assert task.build_model(0).head.out_features == outputs
 
 
 def sized(num_classes, input_shape, width=7):
@@ -448,16 +399,6 @@ def zero(outputs, targets):
     return outputs.sum() * 0
 
 
-def test_batches_are_the_generators_permutation():
-    examples = Examples(
-        (torch.arange(7.0)[:, None], torch.zeros(7)), kind="regression", num_classes=0
-    )
-    order = torch.randperm(7, generator=torch.Generator().manual_seed(5))
-    generator = torch.Generator().manual_seed(5)
-    found = [x for x, _ in examples.batches(3, generator=generator, train=True, drop_last=True)]
-    assert torch.cat(found)[:, 0].tolist() == order[:6].float().tolist()
-
-
 class Endless(IterableDataset):
     def __iter__(self):
         yield from ()
@@ -558,16 +499,6 @@ def test_a_partition_by_labels_says_their_shape_where_that_is_another():
         task.client_data(0)
 
 
-def test_lists_are_arrays_and_a_list_of_pairs_is_a_dataset():
-    pairs = [(np.full(4, row, dtype="float32"), row % 3) for row in range(2)]
-    lists = tuple([list(map(float, pair[0])) for pair in pairs]), [label for _, label in pairs]
-    for given in (pairs, lists, tuple(map(np.asarray, lists))):
-        task = task_of(lambda given=given: (given, None), clients=1)
-        inputs, labels = next(task.client_data(0)[0].batches(2, generator=None, train=False))
-        assert inputs.dtype == torch.float32
-        assert inputs[:, 0].tolist() == labels.tolist() == [0, 1]
-
-
 def test_a_data_frame_of_numbers_of_several_types_is_an_array():
     frame = DataFrame({"a": [1.5, 2.5], "b": [True, False], "c": [3, None]}).astype({"c": "Int64"})
     exact = np.array([[1.5, 1, 3], [2.5, 0, np.nan]])
@@ -610,12 +541,6 @@ def test_the_loss_of_thousands_of_examples_is_finite_in_float16():
     assert loss == pytest.approx(np.log(2), rel=1e-2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_inputs_take_the_type_of_the_users_model(dtype):
-    model = WrappedModel(nn.Sequential(nn.Linear(4, 2, dtype=dtype)))
-    assert model(torch.ones(3, 4))[1].dtype == dtype
-
-
 def test_a_partial_is_named_by_its_function_and_what_it_is_given():
     names = [name_of(partial(sized, width=width)) for width in (7, 7, 8)]
     assert names[0] == names[1] != names[2]
@@ -649,19 +574,6 @@ def test_images_of_whole_numbers_are_refused_where_the_model_cannot_compute_with
     assert WrappedModel(Casting())(images(dtype))[1].shape == (2, 3)
     with pytest.raises(RuntimeError, match="expected input"):  # an error of the model's own
         WrappedModel(plain())(torch.ones(2, 3, 8, 8))
-
-
-def test_full_memory_is_no_fault_of_tokens():
-    class Large(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(2, 3)
-
-        def forward(self, tokens):
-            raise torch.OutOfMemoryError("no memory is left")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        WrappedModel(Large())(torch.ones(2, 4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(
@@ -750,25 +662,6 @@ def test_a_classifier_without_one_output_a_class_has_no_accuracy(outputs, option
     task = by_client(np.ones((10, 4)), SEVEN_OF_TEN, lambda: nn.Linear(4, outputs), **options)
     with refused(*message.split()):
         evaluated(task)
-
-
-@pytest.mark.slow  # torchmetrics takes seconds to import
-def test_a_loss_of_the_users_may_take_one_logit_of_a_segmentation_but_metrics_do_not():
-    images, masks = np.ones((2, 1, 2, 2)), np.array([[[0, 1], [1, 255]]] * 2)
-    task = by_client(
-        images, masks, lambda: nn.Conv2d(1, 1, 1), kind="segmentation", loss=of_foreground
-    )
-    assert evaluated(task)[1] is None
-    named = by_client(
-        images,
-        masks,
-        lambda: nn.Conv2d(1, 1, 1),
-        kind="segmentation",
-        loss=of_foreground,
-        classes=["back", "front"],
-    )
-    with refused("2", "1"):
-        evaluated(named, "iou")
 
 
 def first_is_largest(classes):
@@ -864,19 +757,6 @@ def test_labels_are_whole_numbers_of_classes_for_clients_and_tests(
             next(read().batches(2, generator=None, train=False))
 
 
-@pytest.mark.parametrize("kind", [bool, np.uint8, np.uint16, np.int64, np.float64])
-def test_whole_labels_of_any_type_are_numbers_of_classes(kind):
-    labels = np.array([0, 1, 1]).astype(kind)
-    examples = Examples((np.ones((3, 1)), labels), kind="classification", num_classes=2)
-    assert next(examples.batches(3, generator=None, train=True))[1].tolist() == [0, 1, 1]
-
-
-def test_a_dicts_input_and_target_are_found():
-    task = task_of(rows(IMAGE, IMAGE, IMAGE), clients=1)
-    inputs, labels = next(task.client_data(0)[0].batches(2, generator=None, train=True))
-    assert (inputs.shape, labels.tolist()) == ((2, 4), [1, 1])
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -889,10 +769,6 @@ def test_a_dicts_input_and_target_are_found():
 def test_a_reference_to_nothing_is_refused_in_one_line(text, message):
     with refused(f"task.model={text}", message):
         load_reference("task.model", text)
-
-
-def test_options_win_over_what_is_known():
-    assert call_with_known("k", lambda a, b=2: (a, b), {"a": 1, "b": 3, "c": 4}, {"b": 5}) == (1, 5)
 
 
 def test_a_function_of_test_data_is_refused_by_its_own_key():

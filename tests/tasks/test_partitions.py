@@ -208,12 +208,9 @@ def test_disjoint_classes_go_to_their_clients_or_in_even_shares_without_sets():
     [
         ("iid", {"clients": 3001}, "clients=3001 3000"),
         ("iid", {"clients": 0}, "clients=0"),
-        ("dirichlet", {"seed": -1}, "partition.seed=-1 0"),
         ("dirichlet", {"seed": 2**32}, "partition.seed=4294967296"),
         ("lda", {}, "partition.name='lda"),
-        ("feddf_dirichlet", {"alpha": float("nan")}, "partition.alpha=nan"),
         ("pathological", {"classes": 11}, "11"),
-        ("pathological", {"classes": 11, "equal_sizes": False}, "11"),
         ("iid", {"alpha": 1.0}, "partition.alpha partition"),
         ("iid", {"holdout": 1.0}, "partition.holdout=1.0 [0.0 1.0"),
         ("shards", {"shards_per_client": 0}, "partition.shards_per_client=0"),

@@ -13,13 +13,10 @@ from sklearn.datasets import load_digits
 from fedhet.common.errors import DamagedFileError
 from fedhet.tasks import hugging_face, segmentation
 from fedhet.tasks.sources.encodings import ImageEncoding, read_image
-from fedhet.tasks.sources.source import HUB
 from tests.refused import refused
 from tests.tasks.generated import (
-    TASKS,
     make_task,
     random_images,
-    values,
     write_hub_set,
     write_image_folder,
     write_parquet,
@@ -144,11 +141,6 @@ def test_another_data_set_of_the_hub_is_not_read_from_the_tasks_own_folder(tmp_p
     assert task.data_used()["train"]["files"] == [str(tmp_path / "mine/digits/train.parquet")]
 
 
-def test_folders_of_the_tasks_own_names_are_those_of_the_recipes():
-    hubs = {name: values("task", name).get("hub") for name in TASKS}
-    assert {name: hub for name, hub in hubs.items() if hub} == HUB
-
-
 def test_image_folder_with_test_and_without_which_is_split_by_class(tmp_path):
     write_image_folder(tmp_path / "train", {"cat": 5, "dog": 4})
     write_image_folder(tmp_path / "test", {"cat": 2, "dog": 2}, seed=1)
@@ -204,12 +196,6 @@ def test_broken_image_folders_are_refused_by_key(tmp_path):
     (tmp_path / "train" / "cat" / "gone.png").unlink()
     (tmp_path / "train" / "cat" / "broken.png").write_bytes(b"no image")
     refuses("broken.png", **here)
-
-
-def test_classes_without_a_training_image_are_logged(tmp_path, caplog):
-    write_image_folder(tmp_path / "train", {"cat": 3, "cow": 0, "dog": 3})
-    make_task("image_folder", path=str(tmp_path), image_size=12).client_data(0)
-    assert f"{tmp_path / 'train'}: no training image of cow" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -89,15 +89,9 @@ def test_nobody_trains_on_what_another_client_holds_out():
         ("digits", {"modell": "mlp"}, "task.modell"),
         ("digits", {"channels": 2}, "task.channels=2 1 3"),
         ("digits", {"mean": [0.1, 0.2]}, "task.mean 2 task.channels=1"),
-        ("digits", {"std": [0.0]}, "task.std=0.0"),
-        ("digits", {"mean": [float("nan")]}, "task.mean=nan"),
         ("digits", {"test_fraction": 1.0}, "task.test_fraction=1.0 0.0 1.0"),
-        ("digits", {"crop_probability": 2}, "task.crop_probability=2 [0.0 1.0]"),
-        ("digits", {"train_size": 0}, "task.train_size=0 1"),
         ("digits", {"image_size": True}, "task.image_size=True"),
-        ("digits", {"std": ["wide"]}, "task.std=['wide']"),
         ("digits", {"flip": "maybe"}, "task.flip='maybe"),
-        ("digits", {"path": 2024}, "task.path=2024"),
         ("digits", {"path": "x"}, "task.path=x task.source=embedded task.path=null"),
         ("digits", {"classes": ["a"]}, "task.classes 1 task.num_classes=10"),
         (
@@ -115,8 +109,6 @@ def test_nobody_trains_on_what_another_client_holds_out():
         ),
         ("imdb", {"flip": True}, "task.flip vocabulary_size"),
         ("imdb", {"source": "image_folder"}, "image_folder"),
-        ("imdb", {"length": 1}, "task.length=1 2"),
-        ("imdb", {"vocabulary_size": 3}, "task.vocabulary_size=3 4"),
     ],
 )
 def test_bad_values_are_refused_by_key(name, changes, message):

@@ -11,10 +11,10 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
-from flwr.supercore.task_identity import TaskIdentity
 
+from fedhet.common.flower.messages import ErrorCode
+from fedhet.common.flower.task_identity import set_identity
 from fedhet.runtimes.local.protocol import Answer, Place, Task
 from fedhet.runtimes.local.shared_memory import SharedSums
 from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
@@ -103,8 +103,3 @@ def load_app(reference: str) -> ClientApp:
     if not isinstance(app, ClientApp):
         raise TypeError(f"{reference} is a {type(app).__name__}, not a ClientApp")
     return app
-
-
-def set_identity() -> None:
-    """Give this process the identity that Flower's ``Message`` requires."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1

@@ -5,19 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import time
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from flwr.app import Error, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
+from fedhet.common.flower.messages import ErrorCode, make_message
+from fedhet.common.flower.task_identity import Run, empty_run, set_identity, set_message_id
 from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Task, Workers
-from fedhet.runtimes.local.worker import set_identity
 from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
+from fedhet.strategies.wire.array_codec import bytes_of
 from fedhet.strategies.wire.records import array_records
 
 _INLINE_BYTES = 1 << 14  # a larger record is placed even if only one client gets it
@@ -59,7 +60,7 @@ class WorkerGrid(Grid):
         set_identity()
         self._workers = workers
         self._federation = federation
-        self._run = Run.create_empty(run_id=1)
+        self._run = empty_run()
         self._numbers = itertools.count(1)
         self._queue: list[_Waiting] = []  # longest last
         # by worker: its present batch and the next one
@@ -72,6 +73,8 @@ class WorkerGrid(Grid):
         self._folded: dict[int, list[tuple[_Waiting, RecordDict]]] = {}
         self._examples: dict[int, float] = {}
         self._states: dict[int, RecordDict] = {}
+        # the last round's sum: it lies where the workers will add up the next one
+        self._lent: Callable[[], ReplyFold | None] = lambda: None
 
     # ---- Flower's interface ----------------------------------------------------------------------
 
@@ -127,7 +130,10 @@ class WorkerGrid(Grid):
 
         After ``timeout`` seconds the grid gives up a client as in :meth:`send_and_receive`.
         """
+        if (before := self._lent()) is not None and before.sum is not None:
+            before.sum.keep()  # somebody may still read it
         total = ReplyFold(settings)
+        self._lent = weakref.ref(total)
         waiting = set(self._push(messages.values(), settings))
         while waiting:
             deadline = None if timeout is None else time.monotonic() + timeout
@@ -163,8 +169,8 @@ class WorkerGrid(Grid):
     def _gather(self, total: ReplyFold) -> set[str]:
         """Take the idle workers' parts; return the messages whose replies were lost with one."""
         parts, lost = self._workers.collect(list(self._folded))
-        for part in parts:
-            total.merge(part)
+        for part in parts:  # a worker that folds once more writes where its part is
+            total.merge(part, borrow=not lost)
         for worker, outcome in lost.items():
             self._take_back(worker, replaced=outcome.replaced)
         for folded in self._folded.values():
@@ -192,7 +198,7 @@ class WorkerGrid(Grid):
         return {
             key: self._workers.place(record)
             for key, record in records.items()
-            if uses[key] > 1 or sum(len(a.data) for a in record.values()) >= _INLINE_BYTES
+            if uses[key] > 1 or sum(map(bytes_of, record.values())) >= _INLINE_BYTES
         }
 
     def _waiting(
@@ -201,12 +207,12 @@ class WorkerGrid(Grid):
         node_id = message.metadata.dst_node_id
         if node_id not in self.get_node_ids():
             raise ValueError(f"node {node_id} is not one of 1..{self._federation.num_clients}")
-        message.metadata.__dict__["_message_id"] = str(next(self._numbers))  # as Flower's grids do
+        set_message_id(message, str(next(self._numbers)))
         content = message.content
         arrays = array_records(content).items()
         placed = {name: places[id(one)] for name, one in arrays if id(one) in places}
         rest = RecordDict({name: content[name] for name in content if name not in placed})
-        bare = Message(metadata=message.metadata, content=rest)  # type: ignore[call-overload]
+        bare = make_message(message.metadata, rest)
         state = self._states.get(node_id, RecordDict())
         size = self._examples.get(node_id, float("inf"))  # unknown ones first
         return _Waiting(Task(self._federation, bare, placed, list(content), state, settings), size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,8 @@ import pandas as pd
 from fedhet.report.blocks import Block, Heading, Key, Paragraph, Table, can_draw
 from fedhet.report.charts import Curve, Panel, common_range, gallery
 from fedhet.report.colors import keys_of
-from fedhet.report.layout import NO_COLUMN, Cell, Layout, cells_with_runs
+from fedhet.report.layout import NO_COLUMN, Cell, Layout
+from fedhet.report.statistics import mean_text
 from fedhet.report.tables import cell_table
 from fedhet.tasks.conformal.scores import coverage_band
 from fedhet.tasks.conformal.sketch import Grid, bytes_down, bytes_up
@@ -50,15 +50,11 @@ def page(
 
 
 def _panels(layout: Layout, found: Found, reference: float | None) -> list[Panel]:
-    keys = keys_of([(line.label, line.method) for line in layout.lines])
+    keys = keys_of(list(layout.methods.items()))
     marks = [] if reference is None else [100 * reference]
     by_column = [
-        [
-            _curve(keys[line.label], cell, found)
-            for line in layout.lines
-            if (cell := line.cells[number]).runs
-        ]
-        for number in range(len(layout.columns))
+        [_curve(keys[cell.row], cell, found) for cell in layout.column(column) if cell.runs]
+        for column in layout.columns
     ]
     y_range = common_range([line for lines in by_column for line in lines], marks)
     return [
@@ -74,9 +70,9 @@ def _curve(key: Key, cell: Cell, found: Found) -> Curve:
     places = min(len(one.levels) for one in measured)
     coverage = np.concatenate([np.asarray(one.coverage)[:, :places] for one in measured])
     size = np.concatenate([np.asarray(one.size)[:, :places] for one in measured])
-    lines = coverage.mean(axis=0), coverage.min(axis=0), coverage.max(axis=0)
-    mean, low, high = ((100 * line).tolist() for line in lines)
-    return Curve(key, size.mean(axis=0).tolist(), mean, low, high, len(coverage))
+    points = 100 * pd.DataFrame(coverage).agg(["mean", "min", "max"]).T
+    points = points.set_axis(["mean", "low", "high"], axis="columns")
+    return Curve(key, points.set_axis(size.mean(axis=0)), len(coverage))
 
 
 def _table(layout: Layout, found: Found, options: Options, reference: float | None) -> Table:
@@ -85,11 +81,11 @@ def _table(layout: Layout, found: Found, options: Options, reference: float | No
         heads += [f"{name} coverage (%)", f"{name} size"]
     heads += [f"size at {100 * reference:.4g} %"] if reference is not None else []
     rows = []
-    for _, _, cell in cells_with_runs(layout):
+    for cell in layout.measured:
         sets = [found[id(run)] for run in cell.runs]
         row = [
-            _text([100 * one.accuracy for one in sets], 1),
-            _text([one.centralised["APS"].temperature for one in sets], 2),
+            mean_text([100 * one.accuracy for one in sets], 1),
+            mean_text([one.centralised["APS"].temperature for one in sets], 2),
         ]
         for name in ("APS", "RAPS"):
             row += _coverage_and_size([one.centralised[name] for one in sets], options.alpha)
@@ -112,9 +108,9 @@ def _federated_table(layout: Layout, found: Found, options: Options) -> Table:
     heads, rows = ["calibrating"], []
     for name in ("APS", "RAPS"):
         heads += [f"{name} coverage (%)", f"{name} size", f"{name} pooled (%)", "size"]
-    for _, _, cell in cells_with_runs(layout):
+    for cell in layout.measured:
         sets = [found[id(run)] for run in cell.runs]
-        row = [_text([one.sketched["APS"].calibration for one in sets], 0)]
+        row = [mean_text([one.sketched["APS"].calibration for one in sets], 0)]
         for name in ("APS", "RAPS"):
             for kind in ("sketched", "pooled"):
                 measured = [getattr(one, kind)[name] for one in sets]
@@ -133,17 +129,12 @@ def _federated_table(layout: Layout, found: Found, options: Options) -> Table:
 def _coverage_and_size(measured: Sequence[Measured], alpha: float) -> list[str]:
     coverage = [100 * value for one in measured for value in one.at(alpha)[0]]
     sizes = [value for one in measured for value in one.at(alpha)[1]]
-    return [_text(coverage, 1), _text(sizes, 2)]
-
-
-def _text(values: Sequence[float], digits: int) -> str:
-    mean = f"{fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {stdev(values):.{digits}f}"
+    return [mean_text(coverage, 1), mean_text(sizes, 2)]
 
 
 def _size_at(reference: float, measured: Sequence[Measured]) -> str:
     sizes = [size for one in measured if (size := size_covering(reference, one)) is not None]
-    return _text(sizes, 2) if len(sizes) == len(measured) else "outside the levels"
+    return mean_text(sizes, 2) if len(sizes) == len(measured) else "outside the levels"
 
 
 def size_covering(reference: float, measured: Measured) -> float | None:

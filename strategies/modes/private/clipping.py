@@ -11,9 +11,9 @@ The update and the payloads of a client, as one vector v, are clipped together:
 with b_i = 1 if ||v_i|| <= C, else 0, and m the expected number of clients in a round. One client
 more moves the sum in b by 1/2, as the paper's accounting assumes.
 
-Payloads that are sums over examples are not part of v: they need a mechanism of their own
-(gaussian_mechanism.py). In the paper and here b is the share of updates that are *not* clipped;
-Flower's wrappers take the clipped share, and C runs away from its quantile.
+Payloads that are sums over examples are not part of v: they have their own mechanism
+(gaussian_mechanism.py). In the paper and here b is the share of updates that are *not* clipped.
+Flower's wrappers take the clipped share, so C runs away from its quantile.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from flwr.supercore.differential_privacy import (
+from numpy.typing import NDArray
+
+from fedhet.common.errors import ConfigError
+from fedhet.common.flower.clipping import (
     adaptive_clip_inputs_inplace,
     compute_adaptive_noise_params,
     get_norm,
 )
-from numpy.typing import NDArray
-
-from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, Reply, Tensors
 from fedhet.strategies.modes.private.seeded_rng import Noise
 
@@ -88,7 +88,7 @@ class FixedNorm:
     value: float
 
     def noise_multiplier(self, total: float, size: int) -> float:
-        """Return z of the mean, if all that is released has ``total`` together."""
+        """Return z of the mean, if everything that is released has ``total`` together."""
         return total
 
     def move(self, unclipped: float, clients: int, size: int, noise: Noise | None) -> None:

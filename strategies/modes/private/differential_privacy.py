@@ -14,8 +14,8 @@ the exact one: Balle, Wang. ICML 2018, Theorem 8. https://arxiv.org/abs/1805.065
 m is the number of clients expected in a round, participation * N: fixed before round 1, however
 many replies arrive. So one client more or less moves the sum by C at most, which the accountant
 assumes. (Divided by the number of replies |S|, the sum would also shift with |S|: by up to 2 C.)
-Secure aggregation rounds the d numbers of v_i to multiples of a step h, after it was clipped: it is
-then no longer than C + h sqrt(d), which takes the place of C in the noise.
+Secure aggregation rounds the d numbers of the clipped v_i to multiples of a step h. Its norm is
+then at most C + h sqrt(d), which takes the place of C in the noise.
 
 Clipping is Flower's function (``flwr.supercore.differential_privacy``). Its strategy wrappers and
 mods take each record of a reply for a whole model, while our replies hold an update and payloads,
@@ -104,7 +104,7 @@ def with_norm_bit(reply: Reply, was_longer: bool) -> Reply:
 
 
 class CentralSettings(Protocol):
-    """The settings of central differential privacy (strategies/mechanisms.py)."""
+    """The settings of central differential privacy (strategies/differential_privacy.py)."""
 
     clients: int
     participation: float
@@ -171,7 +171,7 @@ class CentralPrivacy(ServerSide):
         return {NORM_BIT: {UNCLIPPED: ()}} if self.needs else {}
 
     def check(self, reply: Reply) -> None:
-        """Refuse a bit that is none; under secure aggregation it is the mean of all bits."""
+        """Refuse an invalid bit; under secure aggregation it is the mean of all bits."""
         if self.needs:
             bit = float(reply.payloads[NORM_BIT][UNCLIPPED])
             if not -_ROUNDED <= bit <= 1.0 + _ROUNDED:
@@ -218,8 +218,8 @@ class CentralPrivacy(ServerSide):
     def _amplified(self) -> bool:
         """Return whether sampling amplifies privacy.
 
-        Who knows the sampler's seed knows all cohorts. And the sampler takes one client even if it
-        has drawn none; that must be negligible beside delta.
+        Whoever knows the sampler's seed knows all cohorts. And if the sampler draws nobody, it
+        takes one client; the probability of this must be negligible beside delta.
         """
         rate = self.participation
         nobody = self.rounds * (1 - rate) ** self.clients

@@ -44,8 +44,8 @@ def noise_from(seed: np.random.SeedSequence | None) -> Iterator[Noise]:
 def hidden_noise(stddev: float, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return noise from the operating system's cryptographic generator (Box and Muller 1958).
 
-    Numpy's generators hide nothing, whatever their seed: who sees enough of the noise by itself,
-    as in tensors that did not move, computes their state and all other noise.
+    Numpy's generators hide nothing, whatever their seed: from enough bare noise, as in tensors that
+    did not move, one can compute their state and all other noise.
     """
     count = math.prod(shape)
     words = np.frombuffer(os.urandom(16 * count), np.uint64).reshape(2, count)

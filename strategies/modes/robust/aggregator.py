@@ -1,11 +1,11 @@
 """RobustAggregator: the base of the aggregators that a few hostile clients cannot steer.
 
-Such an aggregator replaces the whole sum of a round's replies, so that the server halves of a
-method, which read sums of payloads, are protected too. A reply has several groups of tensors: the
+Such an aggregator replaces the whole sum of a round's replies. So it also protects the server
+halves of a method, which read sums of payloads. A reply has several groups of tensors: the
 update, the buffers and each payload that is summed (SCAFFOLD's change of c_i, class sums). The same
 rule acts on every group; a payload's sum becomes the number of clients times its robust mean.
 
-Every client counts the same: its number of examples is its own claim.
+Every client counts the same, because its number of examples is its own claim.
 
 Bucketing   Karimireddy, He, Jaggi. ICLR 2022. https://arxiv.org/abs/2006.09365
 The replies are put into buckets of s at random, and the rule sees the mean of each bucket: on
@@ -37,9 +37,9 @@ _STREAM = 0xB0C  # keeps buckets independent of every other use of the run's see
 
 
 class RobustAggregator(Option):
-    """Replaces the sum of a round's replies; all of them are kept for it.
+    """Replaces the sum of a round's replies; the server keeps all of them for it.
 
-    A subclass has :meth:`mean`, of one group, or :meth:`combine_groups`, of all together.
+    A subclass has :meth:`mean`, for one group, or :meth:`combine_groups`, for all together.
 
     Attributes:
         trust: of the last round by client id, how far a reply counted: 1 as in the plain mean or
@@ -51,9 +51,9 @@ class RobustAggregator(Option):
     reads = Reads.REPLIES
 
     bucket_size: Count = 1
-    """s of bucketing: the rule sees the means of s replies each; 1: no buckets"""
+    """s: the rule sees the means of s replies each; 1: no buckets"""
     seed: Annotated[Seed, Refers("${seed}")] = 0
-    """of the buckets"""
+    """seed of the buckets"""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -99,7 +99,7 @@ class RobustAggregator(Option):
 
     @property
     def assumption(self) -> str:
-        """What the errors say of the assumed attackers."""
+        """The words about the assumed attackers in errors."""
         return ""
 
     def check_method(self, payloads: Sequence[str], output: Output) -> None:

@@ -8,16 +8,16 @@ its quantile        Andrew, Thakkar, McMahan, Ramaswamy. NeurIPS 2021. https://a
     norm bound          (1 / n) sum_i u_i min(1, C / ||u_i||)
 
 v is the last round's aggregate, at first zero, and stays from round to round; the authors let
-clients send momenta, which this does not change. Of buffers v is zero in every round: the result is
-then a mean of what was sent and what came back, where v could move a variance below zero. A given
-tau or C is of the updates. Without one, and for payloads and buffers, which have other scales: tau
-is the median of the round's ||u_i - v||, and C starts at a quantile of the first round's norms and
-follows it by
+clients send momenta, which this does not change. For buffers v is zero in every round, so the
+result is a mean of the sent and the returned values; another v could move a variance below zero. A
+given tau or C applies to the updates. Without one, and for payloads and buffers, whose scales
+differ, tau is the median of the round's ||u_i - v||, and C starts at a quantile of the first
+round's norms and follows it by
 
     C <- C exp(-eta (b - gamma)),   b the share of vectors that were not longer than C
 
-Nothing here needs more than one reply at a time, once v and C are known; replies are kept all the
-same, since a payload's rule needs all norms of the round.
+Once v and C are known, these rules need one reply at a time; the server keeps all replies anyway,
+because a payload's rule needs all norms of the round.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class CenteredClipping(RobustAggregator):
     option = "centered_clipping"
 
     radius: Positive | None = None
-    """tau, of the updates; null: the median distance of the round"""
+    """tau, how far an update may be from the centre; null: the round's median distance"""
     iterations: Count = 1
-    """of clipping, a round"""
+    """iterations of clipping per round"""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.centres: dict[str, dict[str, Tensor]] = {}
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
-        """Return it, and keep it as the next round's centre, unless it is of buffers."""
+        """Return the mean; keep it as the next round's centre, except for buffers."""
         kept = {} if group == BUFFERS else self.centres.get(group)
         centre = kept or zeros_like(vectors[0])
         factors = [1.0] * len(vectors)
@@ -89,18 +89,18 @@ class NormBound(RobustAggregator):
     option = "norm_bound"
 
     bound: Positive | None = None
-    """C, of the updates; null: it follows the quantile"""
+    """C, the longest an update may be; null: it follows the quantile"""
     quantile: Share = 0.5
-    """gamma, the share of updates that should stay as they are"""
+    """gamma, the share of updates that should not be shortened"""
     lr: Positive = 0.2
-    """eta: C <- C exp(-eta (share - gamma)), a round"""
+    """eta, how fast C follows: C <- C exp(-eta (share - gamma)) each round"""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.bounds: dict[str, float] = {}  # by group, those that follow the quantile
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
-        """Return it, and move the bound."""
+        """Return the mean, and move the bound."""
         lengths = [norm(vector) for vector in vectors]
         fixed = self.bound if group == UPDATE else None
         bound = self._moved(group, lengths) if fixed is None else fixed

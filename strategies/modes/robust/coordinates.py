@@ -2,9 +2,8 @@
 
 Yin, Chen, Ramchandran, Bartlett. ICML 2018. https://arxiv.org/abs/1803.01498
 
-Every client counts the same. A payload has the same rule; of class sums, the sum and the count of a
-class are taken on their own, so a class that fewer than half of the clients hold is lost to the
-median.
+Every client counts the same. Payloads have the same rule. It treats the sum and the count of a
+class separately, so the median loses a class that fewer than half of the clients hold.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ Trim = Annotated[float, Field(ge=0, lt=0.5)]
 
 
 class Median(RobustAggregator):
-    """The median of every coordinate; of an even number of clients the mean of the middle two."""
+    """The median of every coordinate; with an even number of clients, the mean of the middle
+    two."""
 
     option = "median"
 
@@ -40,7 +40,7 @@ class TrimmedMean(RobustAggregator):
     option = "trimmed_mean"
 
     trim: Trim = 0.2
-    """beta, the share of the clients that is cut at each end: k = floor(beta n)"""
+    """beta, the share of clients to cut at each end: k = floor(beta n)"""
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
         """Return it."""

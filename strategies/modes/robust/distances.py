@@ -25,10 +25,9 @@ def squared_distances(vectors: Sequence[Tensors]) -> Tensor:
 
 
 def joint_distances(groups: Groups, attackers: int) -> Tensor:
-    """Return the squared distances (n, n) of whole replies, of which f may be hostile.
-
-    A payload may have another scale than the update, and a client may lie in it alone: each further
-    group is scaled so that its typical distance is that of the first.
+    """Return the squared distances (n, n) between whole replies; up to f may be hostile.  A payload
+    may have another scale than the update, and a client may lie only in a payload. So each further
+    group is scaled to the first group's typical distance.
     """
     first, *others = (squared_distances(vectors) for vectors in groups.values())
     total, scale = first.clone(), _typical(first, attackers)
@@ -41,8 +40,8 @@ def joint_distances(groups: Groups, attackers: int) -> Tensor:
 def _typical(distances: Tensor, attackers: int) -> float:
     """Return the k-th smallest distance of two clients, k = (n - f)(n - f - 1) / 2.
 
-    The n - f honest clients have k pairs, so it is at most the largest distance of two of them. The
-    median is of a hostile pair once f is near n / 2, and a lie would then set its own scale.
+    The n - f honest clients have k pairs, so this is at most the largest distance of two of them.
+    If f is near n / 2, a hostile pair has the median distance, and a lie would set its own scale.
     """
     count, honest = len(distances), len(distances) - attackers
     if honest < 2:

@@ -4,10 +4,10 @@ Cao, Fang, Liu, Gong. NDSS 2021. https://arxiv.org/abs/2012.13995
 
     T_i = max(0, cos(u_i, u_0)),   Delta = sum_i T_i (||u_0|| / ||u_i||) u_i / sum_i T_i
 
-u_0 is the server's update: local training, as the recipe has it for clients but without the halves
-of methods, from the same model on the root set. Where no client is trusted, Delta is zero. Buffers
-move by the mean of weights T_i. There is no payload of the root set that a client's could be
-compared with, so methods whose server reads payloads are refused.
+u_0 is the server's update: local training on the root set from the same model, with the recipe's
+settings but without the method's halves. If no client is trusted, Delta is zero. Buffers move by
+the mean with weights T_i. The root set gives no payload to compare a client's with, so methods
+whose server reads payloads are refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class FLTrust(RobustAggregator):
     option = "fltrust"
 
     root: Count | Inside = 100
-    """test examples that the server trains on and does not test on: a number, or a share below 1"""
+    """how many test examples the server trains on, and does not test on: a number, or a share
+    below 1"""
     data: Reference | None = None
     """package.module:function that gives the root set instead: arrays (inputs, targets), a Dataset
     or a DataLoader"""

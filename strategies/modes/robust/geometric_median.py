@@ -5,13 +5,13 @@ Pillutla, Kakade, Harchaoui. IEEE Trans. Signal Processing 2022. https://arxiv.o
     min_z sum_i a_i ||z - v_i||:
     z <- sum_i b_i v_i / sum_i b_i,   b_i = a_i / max(nu, ||z - v_i||)
 
-All z are means of the v_i, so the iterations run on the weights, and read the distances between
-clients alone. The paper weighs clients by examples, starts at z = sum_i a_i v_i and stops after 3
-iterations, since each is a round of secure sums. Here a_i = 1 / n, and they run until no weight
-changes by more than a share ``tolerance``. (The sum of distances is no measure: a far client's is
-nearly all of it.) They start at the client whose nearest majority is nearest: from the mean, a far
-client's weight falls too slowly if nearly half of the clients are as far. Each payload has weights
-of its own.
+All z are means of the v_i, so the iterations run on the weights, and read only the distances
+between clients. The paper weighs clients by examples, starts at z = sum_i a_i v_i and stops after 3
+iterations, because each is a round of secure sums. Here a_i = 1 / n, and they run until no weight
+changes by more than a share ``tolerance``. (The sum of distances would be no measure: a far client
+dominates it.) They start at the client whose nearest majority is nearest: from the mean, a far
+client's weight falls too slowly if nearly half of the clients are as far. Each payload has its own
+weights.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class GeometricMedian(RobustAggregator):
     option = "geometric_median"
 
     iterations: Count = 100
-    """of Weiszfeld, at most"""
+    """the most iterations of Weiszfeld"""
     smoothing: Positive = 1e-6
-    """nu, the least distance that divides"""
+    """nu: smaller distances count as nu, so that nothing is divided by 0"""
     tolerance: NotNegative = 1e-6
     """stop when no weight changes by a larger share"""
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
-        """Return it."""
+        """Return the geometric median."""
         weights = self.weights(squared_distances(vectors))
         return weighted_mean(vectors, weights), counted(weights)
 

@@ -5,15 +5,15 @@ Krum, Multi-Krum    Blanchard, El Mhamdi, Guerraoui, Stainer. NeurIPS 2017.
 Bulyan              El Mhamdi, Guerraoui, Rouault. ICML 2018. https://arxiv.org/abs/1802.07927
 
 A client's score is the sum of its squared distances to the n - f - 2 clients closest to it; f of
-the n clients are assumed to be hostile. Krum takes the client of least score, Multi-Krum the plain
-mean of m clients of least scores. Bulyan takes theta = n - 2 f clients by Krum, one after the other
-out of those that are left, and then at every coordinate the mean of the theta - 2 f values that are
-closest to the chosen clients' median. (Its paper does not say what Krum does when fewer than f + 3
-clients are left; here, as in Flower, a score then has one neighbour. Flower's Bulyan takes all
-theta from one list of scores.)
+the n clients may be hostile. Krum takes the client with the least score, Multi-Krum the plain mean
+of the m clients with the least scores. Bulyan takes theta = n - 2 f clients by Krum, one after the
+other from the rest, and then at every coordinate the mean of the theta - 2 f values closest to the
+chosen clients' median. (Its paper does not say what Krum does when fewer than f + 3 clients are
+left; here, as in Flower, a score then has one neighbour. Flower's Bulyan takes all theta from one
+list of scores.)
 
-Distances are of whole replies (distances.py): the update, and the payloads scaled to it. So a
-client that lies in a payload alone is left out too, and of those that are chosen all groups count.
+Distances compare whole replies (distances.py): the update, and the payloads scaled to it. So the
+rules also leave out a client that lies only in a payload. All groups of a chosen client count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Krum(RobustAggregator):
     option = "krum"
 
     attackers: Whole = 1
-    """f, assumed hostile clients of a round"""
+    """f, how many clients of a round may be hostile"""
 
     @property
     def least_vectors(self) -> int:
@@ -83,7 +83,7 @@ class MultiKrum(Krum):
         return max(super().least_vectors, self.select or 0)
 
     def choose(self, distances: Tensor) -> list[int]:
-        """Return the m of least score."""
+        """Return the m clients with the least scores."""
         most = len(distances) - self.attackers - 2 if self.select is None else self.select
         return closest(distances, self.attackers)[:most]
 

@@ -1,4 +1,4 @@
-"""The server's messages of SecAgg+, and what it makes of the answers."""
+"""The server's messages of SecAgg+, and how it reads the answers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.serverapp import Grid
 
+from fedhet.common.flower.secagg import RECORD_KEY_CONFIGS, Key
 from fedhet.strategies.wire.messages import TIMEOUT
-from fedhet.strategies.wire.records import CONFIG, count_bytes, no_reply, with_senders
+from fedhet.strategies.wire.records import CONFIG, count_bytes, matched, no_reply
 from fedhet.strategies.wire.tensor_decoder import printable
 
 _REFUSED = 2  # Flower's code for a ClientApp that raised
@@ -32,25 +32,25 @@ class SecAggWire:
         read: Callable[[int, ConfigRecord], T],
         contents: Mapping[int, RecordDict] | None = None,
     ) -> dict[int, T]:
-        """Return what ``read`` makes of the answers, by node.
+        """Return the answers by node, as ``read`` returns them.
 
         Args:
             stage: of the protocol.
             asked: what each node is told.
-            read: checks and reads a node's answer; whatever it raises costs that node the round.
-            contents: of the nodes' messages, besides.
+            read: checks and reads a node's answer; any error costs that node the round.
+            contents: further content of the nodes' messages.
         """
-        messages = [
-            self._message(node, stage, asked[node], (contents or {}).get(node))
+        messages = {
+            node: self._message(node, stage, asked[node], (contents or {}).get(node))
             for node in sorted(asked)
-        ]
-        self.bytes_down += sum(_bytes_of(message.content) for message in messages)
+        }
+        self.bytes_down += sum(_bytes_of(message.content) for message in messages.values())
         found: dict[int, T] = {}
-        answers = self.grid.send_and_receive(messages, timeout=self.timeout)
-        for node, answer in with_senders(answers, messages):
+        answers = self.grid.send_and_receive(list(messages.values()), timeout=self.timeout)
+        for node, answer in matched(answers, messages):
             if answer.has_content():
                 self.bytes_up += _bytes_of(answer.content)
-            if node not in asked or node in found or node in self.lost:
+            if node is None or node in self.lost:
                 continue
             if answer.has_error():
                 self.lost[node] = printable(answer.error.reason)

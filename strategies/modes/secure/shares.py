@@ -2,12 +2,12 @@
 
 Flower's protocol notices a bad key or share late or not at all, and then nobody has a sum. Here
 
-- the server takes no public key that is not a fresh P-384 key;
+- the server accepts only fresh P-384 public keys;
 - every client sends, with its encrypted shares, their hashes, and the hash of its mask's seed. The
   clients that hold the shares compare them with the hashes before they train ("check shares");
-- the server compares with them the shares that it gets at the end, and the seed they combine to;
-- where a client's shares do not give its secret, the others tell the server the seeds of the masks
-  that they share with it ("pairwise seeds"), and the sum is that of the others.
+- the server compares the hashes with the shares that it gets at the end, and with their seed;
+- if a client's shares do not give its secret, the others tell the server the seeds of the masks
+  that they share with it ("pairwise seeds"), and the sum is the others'.
 
 Shares look random below the threshold, so their hashes tell nothing of the secrets.
 """
@@ -18,16 +18,19 @@ from hashlib import sha256
 from typing import cast
 
 from flwr.app import ConfigRecord, Context
-from flwr.client.mod.secure_aggregation.secaggplus_mod import SecAggPlusState
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, generate_shared_key
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE, Key, Stage
-from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_separate
-from flwr.supercore.primitives.asymmetric import (
+
+from fedhet.common.flower.secagg import (
+    RECORD_KEY_STATE,
+    Key,
+    SecAggPlusState,
+    Stage,
     bytes_to_private_key,
     bytes_to_public_key,
+    decrypt,
+    generate_shared_key,
     public_key_to_bytes,
+    share_keys_plaintext_separate,
 )
-
 from fedhet.strategies.base import RefusedReplyError
 
 # Stages and keys of messages beside Flower's own.
@@ -52,7 +55,7 @@ def check_public_key(key: object) -> bytes:
 
 
 def share_hashes(seed_share: bytes, key_share: bytes) -> bytes:
-    """Return the hashes of the two shares that a client holds of another one (64 bytes)."""
+    """Return the hashes of the two shares that a client holds for another one (64 bytes)."""
     return sha256(seed_share).digest() + sha256(key_share).digest()
 
 
@@ -68,14 +71,14 @@ def fits_seed(seed: bytes, expected: bytes) -> bool:
 
 
 def check_pairwise_seed(seed: bytes) -> bytes:
-    """Return the seed of a mask that two clients share; raise ValueError if it is none."""
+    """Return the seed of a mask that two clients share; raise ValueError if it is invalid."""
     if len(seed) != _PAIRWISE_SEED:
         raise ValueError("it has sent no seed of a mask")
     return seed
 
 
 def check_hashes(hashes: object, seed_hash: object, holders: int) -> list[bytes]:
-    """Return a client's hashes by holder; raise ValueError if they are no such hashes."""
+    """Return a client's hashes by holder; raise ValueError if they are invalid."""
     if not isinstance(hashes, list) or len(hashes) != holders:
         raise ValueError(f"it has sent no {holders} hashes of shares")
     if not isinstance(seed_hash, bytes) or len(seed_hash) != _HASH:
@@ -142,8 +145,8 @@ def reveal_seeds(configs: ConfigRecord, context: Context) -> ConfigRecord:
     """Answer the seeds of the masks that this client shares with some others, once a round.
 
     Raises:
-        RefusedReplyError: at another time, or if so many are asked for that less than the
-            threshold's number of clients would still hide this one's numbers.
+        RefusedReplyError: at another time, or if the server asks for so many seeds that fewer
+            clients than the threshold would still hide this one's numbers.
     """
     state = _state(context)
     nodes = cast(list[int], configs[Key.DEAD_NODE_ID_LIST])

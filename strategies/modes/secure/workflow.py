@@ -1,4 +1,4 @@
-"""The server half of SecAgg+: five exchanges with the clients of a round, and the mean of them.
+"""The server half of SecAgg+: five exchanges with the clients of a round, and their mean.
 
 It speaks with Flower's ``secaggplus_mod`` and uses Flower's cryptography. Flower's own server half
 (``SecAggPlusWorkflow``) trusts the clients: one empty key, one bad ciphertext or one bad share ends
@@ -7,38 +7,39 @@ sent it, and only that client:
 
     setup           keys are checked; equal keys of two clients cost both
     share keys      a client that does not serve every neighbour is out
-    check shares    two clients of which one cannot read the other's shares are no longer
-                    neighbours; who has too few neighbours left is out
+    check shares    if a client cannot read another's shares, the two are no longer neighbours;
+                    a client with too few neighbours left is out
     vectors         the lost ones' masks are taken off with the shares of their keys
     unmask          shares are checked one by one, and the secrets that they combine to
     pairwise seeds  only if a client's secret cannot be combined: the others give away the masks
                     that they share with it, and its vector is left out
 
-Nothing can be said about a masked vector itself: one that is noise spoils the sum, unnoticed until
-the sum is not one of vectors.
+Nobody can check a masked vector itself: noise spoils the sum, and shows only when the sum turns out
+not to be a sum of vectors. spoilers.py then finds the client over the next rounds.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
-from flwr.common.secure_aggregation.quantization import dequantize
-from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
-from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
-from flwr.supercore.primitives.asymmetric import (
-    bytes_to_private_key,
-    bytes_to_public_key,
-    public_key_to_bytes,
-)
 from numpy.typing import NDArray
 
+from fedhet.common.flower.secagg import (
+    Key,
+    Stage,
+    bytes_to_private_key,
+    bytes_to_public_key,
+    combine_shares,
+    dequantize,
+    generate_shared_key,
+    pseudo_rand_gen,
+    public_key_to_bytes,
+)
 from fedhet.strategies.modes.secure import shares as shares
 from fedhet.strategies.modes.secure.exchanges import SecAggWire
 from fedhet.strategies.modes.secure.reply_vector import Vector
@@ -50,6 +51,14 @@ Masked = NDArray[np.uint32]
 
 class NoSumError(Exception):
     """A round without a sum; the message says why."""
+
+
+class SpoiltSumError(NoSumError):
+    """What ``summed`` nodes have sent adds up to something else than a sum of vectors."""
+
+    def __init__(self, why: str, summed: Collection[int]) -> None:
+        super().__init__(why)
+        self.summed = summed
 
 
 @dataclass
@@ -188,7 +197,7 @@ class SecureSum:
     def _secrets(self, vectors: Collection[int]) -> tuple[dict[int, bytes], set[int]]:
         """Return the secrets by node, and the nodes whose shares do not give theirs.
 
-        Of a node with a vector it is the seed of its own mask, else its first private key.
+        For a node with a vector it is the seed of its own mask, else its first private key.
         """
 
         def read(node: int, answer: ConfigRecord) -> dict[int, bytes]:
@@ -274,18 +283,20 @@ class SecureSum:
                     )
                 mask = self._mask(seed)
                 total += mask if gone > node else -mask
-        return self._mean(total, len(summed))
+        return self._mean(total, summed)
 
     def _mask(self, seed: bytes) -> Masked:
         """Return the mask of a seed, as the clients draw it."""
         drawn = pseudo_rand_gen(seed, int(str(self.setup[Key.MOD_RANGE])), [(1,), (self.length,)])
         return np.concatenate(drawn).astype(np.uint32)
 
-    def _mean(self, total: Masked, count: int) -> Vector:
+    def _mean(self, total: Masked, summed: Sequence[int]) -> Vector:
+        count = len(summed)
         steps = int(str(self.setup[Key.TARGET_RANGE]))
         clip = float(str(self.setup[Key.CLIPPING_RANGE]))
         if int(total[0]) != count * steps:
-            raise NoSumError("this is no sum of clients' vectors; one of them sent something else")
+            why = "this is no sum of clients' vectors; one of them sent something else"
+            raise SpoiltSumError(why, summed)
         (mean,) = dequantize([total[1:].astype(np.int64)], clip, steps)
         mean -= (count - 1) * clip
         mean *= steps / int(total[0])

@@ -28,7 +28,7 @@ def section_of(monkeypatch, tmp_path):
         for module in (layer_plots, update_agreement):
             monkeypatch.setattr(module, "gallery", gallery)
         layout = automatic_layout(runs)
-        keys = keys_of([(line.label, line.method) for line in layout.lines])
+        keys = keys_of(list(layout.methods.items()))
         return section(layout, keys, *options, tmp_path / "report"), drawn
 
     return blocks_and_panels

@@ -2,18 +2,20 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fedhet.report.charts import Curve, Panel, common_range, gallery
 from fedhet.report.colors import PALETTE, keys_of
-from fedhet.report.layout import Cell, Layout, Line, Published
+from fedhet.report.layout import Cell, Layout, Published
 from fedhet.report.score_chart import scores
 from fedhet.report.statistics import Figure
 
 
 def chart(count, panels=1, log=False, **axes):
     keys = keys_of([(f"line {n}", f"method {n}") for n in range(count)]).values()
-    lines = [Curve(key, [1, 2], [n, n], [n, n], [n, n], 1, axes=axes) for n, key in enumerate(keys)]
+    frames = [pd.DataFrame({"y": [n, n], **axes}, index=[1, 2]) for n in range(count)]
+    lines = [Curve.of(key, [frame]) for key, frame in zip(keys, frames, strict=True)]
     shown = [Panel(f"W{'w' * 60} panel", "round", "y", lines, [0.5], None, log)] * panels
     return gallery(shown, "", Path("p"), {"round": "rounds", "s": "time"})
 
@@ -36,7 +38,7 @@ def test_the_steep_start_does_not_decide_the_range_of_y_unless_there_is_little_e
     (key,) = keys_of([("line", "method")]).values()
 
     def height(*values):
-        low, high = common_range([Curve(key, range(len(values)), *[values] * 3, 1)])
+        low, high = common_range([Curve.of(key, [pd.DataFrame({"y": values})])])
         return high - low
 
     assert height(10, 80, 82, 84) < 5
@@ -72,12 +74,15 @@ def test_a_chart_and_its_pictures_are_one_definition_and_draw_the_same_each_time
 def test_dots_bars_and_rings_are_where_the_numbers_are(finished_run, tmp_path):
     """FedAvg's two seeds are beside the paper's number; another method was not run."""
     runs = [finished_run("fedavg", seed, (0.1, 0.4 + 0.2 * seed)) for seed in (0, 1)]
-    lines = (
-        Line("FedAvg", "fedavg", (Cell(), Cell(tuple(runs), published=Published(45.0)))),
-        Line("OT", "otfusion", (Cell(published=Published(1.0)), Cell())),
+    columns = ("5 clients, beta 0.01", "5 clients, beta 0.1")
+    cells = (
+        Cell("FedAvg", columns[0], "fedavg"),
+        Cell("FedAvg", columns[1], "fedavg", tuple(runs), published=Published(45.0)),
+        Cell("OT", columns[0], "otfusion", published=Published(1.0)),
+        Cell("OT", columns[1], "otfusion"),
     )
-    layout = Layout(("5 clients, beta 0.01", "5 clients, beta 0.1"), lines)
-    keys = keys_of([(line.label, line.method) for line in lines])
+    layout = Layout(columns, cells)
+    keys = keys_of(list(layout.methods.items()))
     _, found = scores(layout, keys, Figure("accuracy", percent=True), tmp_path / "t")
     (row,) = found.data["data"]
     assert row == ["5 clients, beta 0.1", "FedAvg", 50.0, 40.0, 60.0, 45.0]

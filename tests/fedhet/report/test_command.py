@@ -137,7 +137,7 @@ def test_a_papers_figures_are_collected_once_and_their_absence_is_said(
         return {"seed": settings["seed"]} if settings["seed"] else None
 
     def sections(layout, partitions, stem):
-        ((label, run),) = first_runs(layout, lambda run: run.figures)
+        ((label, run, _),) = first_runs(layout, lambda run: run.figures)
         return [Paragraph(f"{label} has {run.figures['somebody']} in {stem.name}")]
 
     paper = {"name": "somebody", "columns": {"all": {}}, "rows": {"A": {"published": [1]}}}
@@ -183,11 +183,11 @@ def test_a_run_that_did_not_complete_has_a_curve_as_far_as_it_came(finished_run,
     ended = {"status": "stopped"}
     whole, cut = finished_run("fedavg", 0), finished_run("fedavg", 1, (0.1, 0.2), summary=ended)
     layout = automatic_layout([whole, cut])
-    keys = keys_of([(line.label, line.method) for line in layout.lines])
+    keys = keys_of(list(layout.methods.items()))
     points = {"points": lambda run: dict(run.points("accuracy")), "labels": ("round", "y")}
     (panel,) = line_panels(layout, keys, **points, incomplete=True)
     mean, line = panel.curves
-    assert (line.completed, list(line.x), list(line.mean)) == (False, [0, 1], [0.1, 0.2])
+    assert (line.completed, line.points["mean"].to_dict()) == (False, {0: 0.1, 1: 0.2})
     assert (mean.completed, mean.runs) == (True, 1)
     blocks = scores(automatic_layout([cut]), keys, None, (), tmp_path / "page")
     assert "A cross: the end of a run that is not completed." in blocks[1].caption
@@ -271,7 +271,9 @@ def test_runs_that_do_not_classify_are_shown_by_their_loss(write_run, tmp_path, 
     text = report(tmp_path / "sweep")
     [panel] = panels["rounds"]
     assert (panel.y_label, panel.marks) == ("test loss", [])
-    assert list(panel.curves[0].mean) == pytest.approx([2.0, 15.25, 30.5 / 3, 7.625], rel=1e-5)
+    assert list(panel.curves[0].points["mean"]) == pytest.approx(
+        [2.0, 15.25, 30.5 / 3, 7.625], rel=1e-5
+    )
     assert "loss" not in [panel.title for panel in panels.get("diagnostics", [])]
     assert "| 0_fedavg_seed0 | FedAvg | 0 | completed | 3 | 7.5 | 2 |" in text  # final and best
     assert "### Loss" in text
@@ -323,7 +325,6 @@ def test_different_code_refusals_and_jobs_that_left_nothing_are_warned_of(write_
 def test_a_sweep_json_that_is_none_is_taken_for_missing(write_run, tmp_path, index):
     write_run()
     (tmp_path / "sweep" / "sweep.json").write_text(index)
-    (tmp_path / "sweep" / "multirun.yaml").write_bytes(b"\x80\x81")
     assert "1 run, 1 of them completed" in report(tmp_path / "sweep")
 
 

@@ -7,9 +7,9 @@ the standard deviation 1 the half width of the interval is 4.3027 / sqrt(3) = 2.
 import pytest
 
 from fedhet.common.errors import ConfigError
-from fedhet.report.comparison import Interval, check_baseline, comparisons, ranked_table, verdict
+from fedhet.report.comparison import check_baseline, comparisons, ranked_table, verdict
 from fedhet.report.layout import automatic_layout
-from fedhet.report.statistics import Figure
+from fedhet.report.statistics import Estimate, Figure
 
 ACCURACY = Figure("accuracy", percent=True)
 
@@ -31,15 +31,15 @@ def compared(finished_run):
 
 
 def test_intervals_are_students_t_and_equal_values_have_none():
-    found = Interval.of([2.0, 3.0, 4.0])
+    found = Estimate([2.0, 3.0, 4.0])
     assert (found.mean, found.count, found.sign) == (3.0, 3, 1)
-    assert (found.low, found.high) == pytest.approx((3 - 2.484, 3 + 2.484), abs=1e-3)
-    assert Interval.of([1.0, 2.0, 3.0]).sign == 0  # [-0.48, 4.48]
-    assert Interval.of([-2.0, -3.0, -4.0]).sign == -1
-    assert Interval.of([5.0]) == Interval(5.0, None, None, 1)
-    assert Interval.of([5.0, 5.0]) == Interval(5.0, None, None, 2)
-    bounded = Interval.of([98.0, 99.0, 100.0], most=100.0)
-    assert (bounded.low, bounded.high) == pytest.approx((96.516, 100.0), abs=1e-3)
+    assert found.interval == pytest.approx((3 - 2.484, 3 + 2.484), abs=1e-3)
+    assert Estimate([1.0, 2.0, 3.0]).sign == 0  # [-0.48, 4.48]
+    assert Estimate([-2.0, -3.0, -4.0]).sign == -1
+    assert Estimate([5.0]).interval is None
+    assert Estimate([5.0, 5.0]).interval is None
+    bounded = Estimate([98.0, 99.0, 100.0], most=100.0)
+    assert bounded.interval == pytest.approx((96.516, 100.0), abs=1e-3)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_smaller_losses_are_better_and_a_missed_target_is_last(compared):
     """Losses of ``rows_of`` are 1 / round; of the targets' rounds a bound is no number."""
     (found,) = compared(figure=Figure("rounds_to", 0.55), fedavg=(60, 60), fedpvr=(50, 60))
     assert [row.label for row in found.rows] == ["FedAvg", "FedPVR"]
-    assert found.rows[1].interval is None
+    assert found.rows[1].score.interval is None
     assert found.rows[1].difference.count == 1
     assert [row[1].text for row in ranked_table([found]).rows] == ["1", "-"]
     assert verdict([found])[-1].endswith("The target was reached by FedPVR in 1 of 2 seeds.")
@@ -146,8 +146,8 @@ def test_a_difference_is_seen_whatever_the_unit_of_the_scores(finished_run):
     gap = found.rows[0].difference
     assert (found.rows[0].label, gap.count, gap.sign) == ("MOON", 3, -1)
     assert gap.mean == pytest.approx(-4.1e-10)
-    assert Interval.of([1e-12, 2e-12], scale=60.0).low is None
-    assert not Interval.of([1e-12, 1e-12], scale=60.0).is_seen
+    assert Estimate([1e-12, 2e-12], scale=60.0).interval is None
+    assert not Estimate([1e-12, 1e-12], scale=60.0).is_seen
 
 
 def test_a_baseline_of_no_completed_run_is_refused():

@@ -6,6 +6,7 @@ import json
 from html.parser import HTMLParser
 from itertools import combinations, product
 
+import pandas as pd
 import pytest
 
 from fedhet.report.blocks import Heading, Paragraph, Table, Warn
@@ -106,7 +107,12 @@ def test_texts_of_runs_are_no_markup_and_only_the_pages_own_scripts_may_run(page
     assert policy.startswith("default-src 'none'; img-src data: blob:;")
     sources = [a[key] for _, a, _ in page.found for key in ("src", "href") if key in a]
     assert all(source.startswith(("#", "data:", "report_")) for source in sources)
-    blocks = [Heading(1, EVIL), Paragraph(EVIL), Warn(EVIL), Table([EVIL], [], EVIL)]
+    blocks = [
+        Heading(1, EVIL),
+        Paragraph(EVIL),
+        Warn(EVIL),
+        Table(pd.DataFrame(columns=[EVIL]), EVIL),
+    ]
     small = Page(to_html(blocks))
     assert len(small.all("script")) == 2
     assert "<script" not in to_markdown(blocks).replace("\\<script", "")

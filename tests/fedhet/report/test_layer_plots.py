@@ -67,12 +67,12 @@ def test_the_page_has_layers_rounds_and_similarity(tmp_path, section_of):
     assert [panel.title for panel in drawn["layers"]] == ["alpha 0.1", "alpha 100"]
     profile, _ = drawn["layers"]
     assert [line.key.label for line in profile.curves] == ["FedAvg", "FedPVR"]
-    assert (profile.curves[0].x, profile.curves[0].mean) == ([0.0, 2.0], [2.0, 4.0])
+    assert profile.curves[0].points["mean"].to_dict() == {0.0: 2.0, 2.0: 4.0}
     assert profile.log
     rounds = drawn["layers_rounds"]
     assert [panel.y_label for panel in rounds] == ["a.weight"] * 2 + ["head.weight"] * 2
-    assert rounds[2].curves[0].mean == [2.0, 4.0, 6.0]
-    assert drawn["similarity"][0].curves[0].mean == [0.75, 0.2]
+    assert list(rounds[2].curves[0].points["mean"]) == [2.0, 4.0, 6.0]
+    assert list(drawn["similarity"][0].curves[0].points["mean"]) == [0.75, 0.2]
     diversity, norms, alike = [block for block in blocks if isinstance(block, Table)]
     row = next(row for row in diversity.rows if row[1].text == "FedPVR")
     assert [entry.text for entry in row[2:]] == ["2.000", "4.000"]
@@ -82,4 +82,4 @@ def test_the_page_has_layers_rounds_and_similarity(tmp_path, section_of):
     write(tmp_path, factor=3.0)  # seeds are averaged
     _, drawn = section_of(layers, [run(found), run(read_layers(tmp_path, 10), seed=1)])
     (line,) = drawn["layers"][0].curves
-    assert (line.mean, line.low, line.high) == ([4.0, 8.0], [2.0, 4.0], [6.0, 12.0])
+    assert line.points.to_numpy().tolist() == [[4.0, 2.0, 6.0], [8.0, 4.0, 12.0]]

@@ -13,7 +13,7 @@ from fedhet.report.sources import read_sources
 
 def shape(layout):
     """Return {row: [seeds of each cell]}."""
-    return {line.label: [[r.seed for r in c.runs] for c in line.cells] for line in layout.lines}
+    return {row: [[r.seed for r in c.runs] for c in cells] for row, cells in layout.rows.items()}
 
 
 def test_rows_are_methods_and_columns_the_keys_that_vary(finished_run):
@@ -86,7 +86,7 @@ def test_labels_have_the_shortest_key_that_was_typed_and_not_what_follows_from_i
     key, copy = "strategy__fedpvr__layers", "strategy__client_sides__fedpvr__layers"
     both = [{key: layers, copy: layers} for layers in ("none", "last:2")]
     layout = automatic_layout([finished_run("fedpvr", 0, **settings) for settings in both])
-    assert [line.label for line in layout.lines] == ["FedPVR, layers none", "FedPVR, layers last:2"]
+    assert list(layout.rows) == ["FedPVR, layers none", "FedPVR, layers last:2"]
     assert "differ in strategy.fedpvr.layers." in layout.notes[0]
 
 
@@ -130,8 +130,8 @@ def test_a_search_over_many_values_makes_rows(finished_run):
     rates = [round(0.01 * n, 2) for n in range(1, 14)]
     layout = automatic_layout([finished_run("fedavg", 0, local__lr=rate) for rate in rates])
     assert layout.columns == ("all runs",)
-    assert [line.label for line in layout.lines][:2] == ["FedAvg, lr 0.01", "FedAvg, lr 0.02"]
-    assert len(layout.lines) == 13
+    assert list(layout.rows)[:2] == ["FedAvg, lr 0.01", "FedAvg, lr 0.02"]
+    assert len(layout.rows) == 13
 
 
 def test_by_chooses_the_columns_and_the_rest_becomes_rows(finished_run):
@@ -150,7 +150,7 @@ def test_a_repeated_seed_counts_once_and_failed_runs_are_in_no_mean(finished_run
     failed = {"summary": {"status": "failed"}}
     others = finished_run("fedavg", 1, **failed), finished_run("scaffold", 1, **failed)
     layout = automatic_layout([first, second, *others])
-    assert layout.lines[0].cells[0].runs == (second,)
+    assert layout.cells[0].runs == (second,)
     assert f"{first.name} is left out" in layout.notes[0]
     assert shape(layout) == {"FedAvg": [[0]], "SCAFFOLD": [[]]}
-    assert layout.lines[1].cells[0].others == (others[1],)
+    assert layout.cells[1].others == (others[1],)

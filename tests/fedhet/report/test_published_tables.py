@@ -58,7 +58,7 @@ def test_rows_that_were_not_run_take_no_colour_from_those_that_were(finished_run
     runs = [finished_run(name.lower(), 0, (0.1, 0.5)) for name in (names[0], names[-1])]
     paper = read_paper(node(rows=rows_of(**{name: [1, 2] for name in names})))
     layout = paper_layout(runs, paper)
-    assert [line.label for line in layout.lines] == names
+    assert list(layout.rows) == names
     keys = legend_keys([layout])
     drawn = [(keys[name].color, keys[name].style) for name in (names[0], names[-1])]
     assert drawn == [(0, 0), (1, 1)]  # not sky blue beside blue, both solid
@@ -133,8 +133,8 @@ def test_targets_are_chosen_for_each_column_above_the_initial_model(runs, finish
 def test_other_methods_get_rows_and_runs_outside_all_columns_are_named(runs, finished_run):
     others = [finished_run("fedadam", 0), finished_run(name="lost", partition__alpha=5.0)]
     layout = paper_layout([*runs, *others], read_paper(NODE))
-    assert layout.lines[-1].label == "FedAdam (not in the paper's table)"
-    assert layout.lines[-1].cells[0].published is None
+    assert layout.cells[-1].row == "FedAdam (not in the paper's table)"
+    assert layout.cells[-1].published is None
     assert layout.notes == ("In no column of the paper's table, and so not shown: lost.",)
 
 

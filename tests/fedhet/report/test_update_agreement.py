@@ -47,11 +47,14 @@ def test_a_panel_a_figure_with_the_seeds_mean_and_band(shown):
     assert blocks[Heading].text == "How far updates agree"
     assert "One round in 2 is drawn, and all of the last 10." in blocks[Chart].caption
     (line,) = ratio.curves
-    assert line.x == [1, 2]
-    assert line.mean == pytest.approx([0.6, 0.6])
-    assert (line.low, line.high) == ([0.5, 0.6], [0.7, 0.6])
-    assert cosine.curves[0].mean == pytest.approx([0.1, 0.1])
-    assert diversity.curves[0].mean == pytest.approx([1.2, 1.2])
+    assert line.points.to_dict("list") == {
+        "mean": [0.6, 0.6],
+        "low": [0.5, 0.6],
+        "high": [0.7, 0.6],
+    }
+    assert list(line.points.index) == [1, 2]
+    assert list(cosine.curves[0].points["mean"]) == pytest.approx([0.1, 0.1])
+    assert list(diversity.curves[0].points["mean"]) == pytest.approx([1.2, 1.2])
     assert [ratio.log, cosine.log, diversity.log] == [False, False, True]
     _, panels = shown([run(alpha=0.1, values=(0.3, 0.4)), run(alpha=1.0, values=(0.8, 0.9))])
     assert [panel.title for panel in panels] == ["alpha 0.1"] * 3 + ["alpha 1"] * 3
@@ -68,7 +71,7 @@ def test_dotted_is_where_orthogonal_updates_of_equal_length_lie(shown):
     assert "|S| = 4." in blocks[Chart].caption
     for panel in panels:
         low, high = panel.y_range
-        assert all(low < value < high for value in [*panel.marks, *panel.curves[0].mean])
+        assert all(low < value < high for value in [*panel.marks, *panel.curves[0].points["mean"]])
     # where the number of clients changes, the median is dotted
     runs = [run(values=(0.5,) * 3, sizes=[4, 9, 25]), run("scaffold", sizes=16)]
     blocks, (ratio, *_) = shown(runs)

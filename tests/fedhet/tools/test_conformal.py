@@ -64,19 +64,3 @@ def test_it_writes_table_plot_and_data_of_finished_runs(tmp_path, capsys):
     assert np.mean([row[place] for row in first["coverage"]]) == pytest.approx(0.9, abs=0.05)
     assert run["sketched"]["RAPS"]["calibration"] > 150  # at the clients
     assert "coverage" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_runs_without_what_it_needs_are_refused(fedavg_run, fedper_run, table_run, refused):
-    assert "partition.holdout=0.0: run it with" in refused(main, fedavg_run, "--federated")
-    assert "is not the task's whole model" in refused(main, fedper_run)
-    assert "a run calibrates on such data itself, with calib" in refused(main, table_run[0])
-
-
-@pytest.mark.slow
-def test_sets_of_a_run_that_scores_the_clients_own_models_are_said_to_be_of_the_shared_one(
-    ditto_run, tmp_path, capsys
-):
-    main([str(ditto_run), "--splits", "2", "--out", str(tmp_path / "sets")])
-    said = " ".join(capsys.readouterr().err.split())
-    assert "of the shared model; this run scores the clients' own models" in said

@@ -13,10 +13,8 @@ from sklearn.metrics import f1_score
 
 from fedhet.common.results import read_summary
 from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
-from fedhet.strategies.wire.tensor_files import load_tensors, save_tensors
 from fedhet.tasks.evaluation import evaluate_model
 from fedhet.tasks.transform import Augmentation
-from fedhet.tools.conformal.command import main as conformal_main
 from fedhet.tools.evaluate import evaluate, main
 from fedhet.tools.export import export
 from tests.fedhet.tools.conftest import COLOURS, write_images
@@ -75,16 +73,6 @@ def test_classes_are_matched_by_name_and_known_without_the_training_data(
     assert "trained with other classes than" in refused(main, folder, *words)
 
 
-def test_texts_need_the_vocabulary_of_the_model(text_run, tmp_path, refused, capsys):
-    folder, new = text_run
-    words = [str(folder), "--task", f"path={new}"]
-    assert "other vocabulary than" in refused(main, *words)
-    vocabulary = tmp_path / "words.txt"
-    vocabulary.write_text("bad\ngood\nfilm\n", encoding="utf-8")
-    main([*words, "--task", f"vocabulary_file={vocabulary}"])
-    assert "20" in capsys.readouterr().out
-
-
 def test_augmented_images_are_those_of_training(tmp_path, monkeypatch):
     """With known draws: all images are flipped, and cropped at the top left corner."""
     folder = tmp_path / "run"
@@ -127,7 +115,7 @@ def test_the_command_names_the_runs_that_it_cannot_evaluate_and_continues(
     out = tmp_path / "figures" / "evaluation.json"
     words = ["--task", "flip=true", "--augmented", "1", "--out", out]
     errors = refused(main, tmp_path / "sweep", *words)
-    assert "its clients keep tensors of their own" in errors
+    assert "not the task's whole model" in errors
     assert f"{broken} cannot be read" in errors
     [figures] = json.loads(out.read_text())
     assert figures["name"].endswith("2_run")
@@ -154,11 +142,6 @@ def test_the_command_names_the_runs_that_it_cannot_evaluate_and_continues(
 )
 def test_bad_words_are_refused(words, message, fedavg_run, refused):
     assert message in refused(main, fedavg_run, *words)
-
-
-def test_a_table_is_not_augmented(table_run, refused):
-    message = "only images that fedhet reads are flipped and cropped, and task=tabular of"
-    assert message in refused(main, table_run[0], "--augmented", "2")
 
 
 def test_a_regressions_metrics_are_those_of_its_run_and_of_its_outputs(regression_run, tmp_path):
@@ -218,13 +201,6 @@ def test_metrics_take_the_place_of_the_runs_and_unknown_ones_are_refused(
     assert "evaluation.metrics=f2 is unknown" in refused(main, fedavg_run, "--metric", "f2")
     for run, metric in ((fedavg_run, "mae"), (regression_run[0], "f1")):
         assert f"evaluation.metrics: {metric} " in refused(main, run, "--metric", metric)
-
-
-def test_a_path_that_is_no_folder_is_refused(refused):
-    said = "is not a folder; name folders of sweeps or runs"
-    for path in ("nosuch", "pyproject.toml"):
-        assert refused(main, path) == f"fedhet-evaluate: {path} {said}"
-        assert refused(conformal_main, path) == f"fedhet-conformal: {path} {said}"
 
 
 def test_another_table_is_read_by_the_columns_of_the_runs_own(tmp_path, refused, monkeypatch):
@@ -301,45 +277,3 @@ def test_the_clients_own_models_have_the_mean_that_the_run_reports(words, client
     assert np.mean([one.accuracy for one in found]) == pytest.approx(summary["accuracy"], abs=1e-6)
     assert np.mean([one.loss for one in found]) == pytest.approx(summary["loss"], rel=1e-4)
     assert len({one.loss for one in found}) == clients
-
-
-def test_apfls_mixture_is_made_with_the_shared_model(tmp_path):
-    run_recipe(tmp_path, *TINY, "rounds=2", "strategy=apfl", "strategy.apfl.alpha=0.3")
-    [state] = tmp_path.glob("client_state/*/client-00001/round-000002.safetensors")
-    kept, shared = load_file(state), load_file(tmp_path / "model.safetensors")
-    task, alpha = task_of(recipe_of(tmp_path)), kept["apfl_alpha/apfl_alpha"]
-    model = model_of(tmp_path, task, state).cpu()
-    for name, value in model.named_parameters():
-        expected = alpha * kept[f"apfl_own/{name}"] + (1 - alpha) * shared[name]
-        torch.testing.assert_close(value.detach(), expected)
-
-
-def test_a_method_whose_clients_keep_no_model_is_named(tmp_path, ditto_run, refused):
-    run_recipe(tmp_path / "pfedme", *TINY, "rounds=1", "strategy=pfedme")
-    said = "with strategy=pfedme no file has a client's"
-    assert said in refused(main, tmp_path / "pfedme", "--state", tmp_path / "none.safetensors")
-    run_recipe(tmp_path / "fedala", *TINY, "rounds=1", "strategy=fedala")
-    [state] = tmp_path.glob("fedala/client_state/*/client-00001/round-000001.safetensors")
-    said = "(it has fedala_local): with strategy=fedala a client's own is the one right after its"
-    assert said in refused(main, tmp_path / "fedala", "--state", state)
-    [state] = ditto_run.glob("client_state/*/client-00001/round-000001.safetensors")
-    tensors, _, label = load_tensors(state)
-    other = {name.replace("ditto/", "other/"): value for name, value in tensors.items()}
-    save_tensors(tmp_path / "other.safetensors", other, label)
-    said = "lacks ditto, of which strategy=ditto makes the client's own model"
-    assert said in refused(main, ditto_run, "--state", tmp_path / "other.safetensors")
-
-
-def test_the_shared_model_is_named_where_the_runs_figures_are_of_the_clients(
-    ditto_run, fedavg_run, capsys, monkeypatch
-):
-    monkeypatch.setenv("COLUMNS", "200")
-    note = f"of {ditto_run.name} this is the shared model: the run's own figures are of the"
-    [state] = ditto_run.glob("client_state/*/client-00001/round-000001.safetensors")
-    for words, said in (
-        ([ditto_run, fedavg_run], True),
-        ([fedavg_run], False),
-        ([ditto_run, "--state", state], False),
-    ):
-        main([str(word) for word in words])
-        assert (note in " ".join(capsys.readouterr().out.split())) is said

@@ -10,13 +10,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from fedhet.common.checksums import file_sha256
 from fedhet.common.results import read_summary, write_summary
 from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
 from fedhet.tasks import tabular
-from fedhet.tools.evaluate import evaluate
 from fedhet.tools.export import export, main
 from tests.recipes import run_recipe
 
@@ -67,33 +64,6 @@ def test_a_clients_own_model_is_exported(fedper_run, tmp_path):
     torch.testing.assert_close(found, expected)
 
 
-def test_the_clients_accuracy_is_not_given_for_the_shared_model(ditto_run, tmp_path):
-    summary = read_summary(ditto_run)
-    assert abs(summary["accuracy"] - evaluate(ditto_run).accuracy) > 0.01
-    shared = {"method": "ditto", "seed": 0, "parameters_sha256": summary["parameters_sha256"]}
-    assert export(ditto_run, tmp_path / "model.pt2")["run"] == shared
-    best = {"file": "best.safetensors", "round": 1, "metric": "accuracy", "value": 0.5}
-    best["parameters_sha256"] = summary["parameters_sha256"]
-    copied = shutil.copytree(ditto_run, tmp_path / "run")
-    shutil.copy(copied / "model.safetensors", copied / "best.safetensors")
-    write_summary(copied, summary | {"best_model": best})
-    about = export(copied, tmp_path / "model.pt2", best=True)["run"]
-    assert about == {**shared, "round": 1}
-
-
-def test_dittos_second_model_is_exported(ditto_run, tmp_path):
-    [state] = ditto_run.glob("client_state/*/client-00002/round-000001.safetensors")
-    about = export(ditto_run, tmp_path / "model.pt2", state)
-    assert about["run"] == {"method": "ditto", "seed": 0, "state_sha256": file_sha256(state)}
-    model = task_of(recipe_of(ditto_run)).build_model(7).eval()
-    kept = load_file(state)
-    model.load_state_dict({name.removeprefix("ditto/"): value for name, value in kept.items()})
-    raw = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
-    inputs = task_of(recipe_of(ditto_run)).config.transform.module()(raw)
-    found = torch.export.load(str(tmp_path / "model.pt2")).module()(raw)
-    torch.testing.assert_close(found, model(inputs)[1].softmax(dim=1))
-
-
 def test_the_model_of_sites_tables_is_exported_without_an_example(tmp_path):
     for site in range(2):
         rows = [f"{20 + n},{'ABC'[(n + site) % 3]},{'no' if n % 2 else 'yes'}" for n in range(20)]
@@ -117,40 +87,6 @@ def test_the_model_of_sites_tables_is_exported_without_an_example(tmp_path):
     expected = model_of(folder, task)(inputs)[1].softmax(dim=1)
     found = torch.export.load(str(tmp_path / "model.pt2")).module()(inputs)
     torch.testing.assert_close(found, expected)
-
-
-SITES_OWN = """
-import numpy as np
-
-def sites(data_folder=None):
-    if data_folder is None:
-        return (np.zeros((0, 3), dtype=np.float32), np.zeros(0, dtype=np.int64)), None
-    rows = np.random.default_rng(len(str(data_folder))).random((20, 3), dtype=np.float32)
-    return (rows, (rows[:, 0] > 0.5).astype(np.int64)), None
-
-def some():
-    return np.ones((4, 3), dtype=np.float32), np.arange(4) % 2
-"""
-
-
-def test_an_example_of_the_sites_own_data_is_named(tmp_path, monkeypatch, refused, fedavg_run):
-    (tmp_path / "of_sites.py").write_text(SITES_OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    run_recipe(
-        tmp_path / "run",
-        *("task=own", "task.data=of_sites:sites", "task.model=fedhet.tasks.tabular:mlp"),
-        *("task.num_classes=2", "task.input_shape=[3]", "partition=site", "clients=2", "rounds=1"),
-        clients=2,
-        node_config=lambda client: {"data-folder": str(tmp_path / ("x" * client))},
-    )
-    out = tmp_path / "model.pt2"
-    said = "name a function that does, --task test_data=package.module:function"
-    assert said in refused(main, tmp_path / "run", "--out", out)
-    main([str(tmp_path / "run"), "--out", str(out), "--task", "test_data=of_sites:some"])
-    about = export(tmp_path / "run", out, words=["test_data=of_sites:some"])
-    assert about["input"] == {"shape": ["batch", 3], "dtype": "torch.float32"}
-    said = "--task flip=true: task=digits needs no example of its inputs"
-    assert said in refused(main, fedavg_run, "--out", out, "--task", "flip=true")
 
 
 def test_the_vocabulary_is_exported_with_a_text_model(text_run, tmp_path):
@@ -202,15 +138,6 @@ def test_a_regression_is_exported_in_the_unit_of_its_targets(regression_run, tmp
     assert (values - torch.tensor([[300.0], [360.0], [418.0]])).abs().max() < 100
 
 
-def test_a_segmentation_is_exported_with_the_probabilities_of_each_pixel(masks_run, tmp_path):
-    about = export(masks_run, tmp_path / "model.pt2")
-    assert about["output"] == {"shape": ["batch", 3, 16, 16], "values": "probabilities"}
-    images = torch.rand(5, 1, 16, 16)
-    found = torch.export.load(tmp_path / "model.pt2").module()(images)
-    model = model_of(masks_run, task_of(recipe_of(masks_run)))
-    torch.testing.assert_close(found, model(images)[1].softmax(dim=1))
-
-
 def test_what_cannot_be_exported_is_refused(fedavg_run, fedper_run, tmp_path, refused):
     unfinished, out = tmp_path / "unfinished", tmp_path / "model.pt2"
     shutil.copytree(fedavg_run, unfinished)
@@ -231,16 +158,3 @@ def test_what_cannot_be_exported_is_refused(fedavg_run, fedper_run, tmp_path, re
     (tmp_path / "nowhere").touch()
     assert "nowhere" in refused(main, fedavg_run, "--out", tmp_path / "nowhere" / "model.pt2")
     assert not out.exists()
-
-
-def test_a_program_with_other_outputs_is_not_written(fedavg_run, tmp_path, monkeypatch, refused):
-    old = tmp_path / "model.pt2"
-    old.write_bytes(b"an older model")
-    other = torch.nn.Linear(3, 4)
-    program = torch.export.export(other, (torch.ones(2, 3),))
-    tool = "fedhet.tools.export"
-    monkeypatch.setattr(f"{tool}._examples", lambda task, count: torch.ones(2, 3))
-    monkeypatch.setattr("torch.export.export", lambda *_, **__: program)
-    monkeypatch.setattr(f"{tool}.InferenceModel.forward", lambda self, raw: other(raw) + 1)
-    assert "gives other outputs" in refused(main, fedavg_run, "--out", old)
-    assert old.read_bytes() == b"an older model"

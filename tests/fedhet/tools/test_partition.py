@@ -69,17 +69,3 @@ def test_own_data_are_shown_too_by_class_by_tenths_or_as_each_client_has_them(
     masks = run(["task=shapes", "clients=2", "partition=iid"])  # an image has no class
     assert re.search(r"client +total +examples *\n", masks)
     assert "classes a client" not in masks
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["partition=dirichlett"], "class_prior_dirichlet"),
-        (["task=digits", "clients=1500"], "more than the 1437 training examples"),
-        (["clients=0"], "SuperNodes: set clients"),
-        (["partition=site"], "data-folder"),
-    ],
-)
-def test_bad_input_ends_with_the_reason(run, refused, words, message):
-    assert message in refused(run, *words)

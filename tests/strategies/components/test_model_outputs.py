@@ -79,14 +79,6 @@ def test_the_output_is_evaluated_everywhere_and_returned(output, lost):
         assert torch.equal(after, torch.stack(values(run.output, name)))
 
 
-def test_latest_is_x_itself():
-    strategy = quadrupled(Latest)
-    run = watch(strategy)
-    assert all(x is output for x, output in zip(run.x, run.output, strict=True))
-    assert run.last is run.x[-1]
-    assert strategy.snapshot().tensors.keys() == {"server_optimizer/velocity"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [{3}, {3, 4}], ids=["one", "all"])
 @pytest.mark.parametrize("output", SHARES)

@@ -9,14 +9,13 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.average import Average, MaskedMean
+from fedhet.strategies.average import Average
 from fedhet.strategies.base import Reply
 from fedhet.strategies.fusion.layer_chain import read_chain, reordered
 from fedhet.strategies.fusion.neuron_alignment import NeuronAlignment, transport
 from fedhet.strategies.fusion.projected_layers import Projections
 from fedhet.strategies.fusion.projections import ProjectionClient
 from fedhet.strategies.maecho import MAEcho
-from fedhet.strategies.otfusion import OTFusion
 from fedhet.strategies.regmean import RegMean, RegressionMean
 from fedhet.tasks.models import build_model
 from tests.strategies.fusion.test_layer_chain import any_orders, normalised, tensors
@@ -151,10 +150,3 @@ def test_payloads_by_parameter_are_refused_and_a_missing_pot_names_the_extra(mon
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install '\.\[fusion\]'"):
         NeuronAlignment()
-
-
-def test_the_flower_strategy_is_the_recipe():
-    strategy = OTFusion()
-    step = strategy.server_step
-    assert (type(step.aggregator), *map(type, step.transforms)) == (MaskedMean, NeuronAlignment)
-    assert set(strategy.client_sides) == {"chain", "class_counts"}

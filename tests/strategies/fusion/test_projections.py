@@ -9,7 +9,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.fusion import input_statistics as statistics
-from fedhet.strategies.fusion.projected_layers import Projections, spectrum_of
+from fedhet.strategies.fusion.projected_layers import Projections
 from fedhet.strategies.fusion.projection_steps import Inputs
 from fedhet.strategies.fusion.projections import ProjectionClient
 from tests.federation import TensorBatches
@@ -218,15 +218,6 @@ def test_what_cannot_be_projected_is_refused_before_round_1(side, why):
         client_side(Projections).check(half, SGD(), ["0.weight"])
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("form", "exact"), ("z", 0), ("damping", 1.1), ("energy", 0), ("rank", 0), ("rank", [2, 0])],
-)
-def test_values_out_of_range_name_their_key(name, value):
-    with pytest.raises(ConfigError, match=rf"strategy\.projections\.{name}"):
-        client_side(Projections, **{name: value})
-
-
 def replied(projection: torch.Tensor, scale: float = 1.0) -> Reply:
     scales = {"body.weight": torch.ones(()), "head.weight": torch.tensor(scale)}
     payloads = {
@@ -289,15 +280,6 @@ def test_a_layer_without_inputs_or_calls_has_a_scale_above_zero_and_no_projectio
         factor, scale = client_side(Projections, z=z)._projection(statistic, 2)
         assert scale > 0.0
         assert not factor.any()
-
-
-def test_the_spectrum_of_a_factor_is_that_of_its_product():
-    straight = torch.linalg.qr(draw(6, 3)).Q * torch.tensor([0.9, 0.5, 0.0]).sqrt()
-    crossed = straight @ torch.linalg.qr(draw(3, 3, seed=1)).Q
-    for found in (spectrum_of(straight), spectrum_of(crossed)):
-        product = (found.vectors * found.values) @ found.vectors.T
-        torch.testing.assert_close(product, straight @ straight.T, atol=1e-6, rtol=0)
-        assert ((found.vectors.norm(dim=0) - 1).abs() < 1e-5)[found.values > 0].all()
 
 
 def test_equal_inputs_are_merged_by_hand_and_others_are_not():

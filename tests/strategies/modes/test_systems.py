@@ -12,7 +12,6 @@ from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_check
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from fedhet.strategies.modes.systems import Constant, DayNight, LogNormal, SystemClients, Trace
-from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, federate
 from tests.strategies.round.test_round import clients, folders
@@ -137,24 +136,6 @@ def test_a_broken_trace_is_refused_by_name(tmp_path, name, text, said):
         Trace(path=str(tmp_path / "none"))
 
 
-@pytest.mark.parametrize(
-    ("how", "key"),
-    [
-        ({"over_selection": 0.5}, "over_selection"),
-        ({"over_selection": 1e300}, "over_selection"),
-        ({"dropout": 1.5}, "dropout"),
-        ({"deadline_seconds": 0.0}, "deadline_seconds"),
-        ({"megabytes_per_second": -1.0}, "megabytes_per_second"),
-        ({"seconds_per_example": -1.0}, "seconds_per_example"),
-    ],
-)
-def test_values_out_of_range_are_refused(how, key):
-    with pytest.raises(ConfigError, match=f"system.{key}="):
-        Constant(**how)
-    with pytest.raises(ConfigError, match=r"system.sigma=1e\+308"):
-        LogNormal(sigma=1e308)
-
-
 def strategy(**how) -> SCAFFOLD:
     system = LogNormal(sigma=1.5, over_selection=1.5, dropout=0.2, deadline_seconds=0.1, seed=4)
     sampler = FixedSizeSampler(participation=0.5, seed=1)
@@ -215,13 +196,3 @@ def test_a_round_waits_until_a_share_of_those_that_are_there_is_enough():
     assert SystemClients(half, system, None)._needed(10) == 1
     drawn_one_by_one = BernoulliSampler(participation=0.5)  # a draw may be of all
     assert SystemClients(drawn_one_by_one, system, None, least=5)._needed(10) == 5
-
-
-def test_a_round_without_replies_says_who_dropped_out_or_was_late():
-    report = RoundReport(3, dropped=[1, 2], late=[4])
-    assert report.reasons() == (
-        "dropped out (system.dropout): clients [1, 2]; "
-        "came too late (system.deadline_seconds): clients [4]"
-    )
-    report.failures = ["client 0: no reply"]
-    assert report.reasons().startswith("client 0: no reply; dropped out")

@@ -93,22 +93,6 @@ def test_any_order_and_any_parts_give_the_same_bits(dtype):
 
 
 @pytest.mark.slow
-def test_small_tensors_in_a_hundred_orders():
-    """As above with 40 clients, of which the plain sum in float32 is another in most orders."""
-    shapes = {"w": (50,), "b": ()}
-    parts, shuffle = summands(torch.float32, shapes, clients=40), random.Random(6)
-    expected, plain = bits(total_of(parts).over(1.0)), set()
-    for _ in range(100):
-        shuffle.shuffle(parts)
-        cut = shuffle.randint(0, len(parts))
-        left, right = total_of(parts[:cut]), total_of(parts[cut:])
-        left.merge(right)
-        assert bits(left.over(1.0)) == expected
-        plain.add(sum(tensors["w"] * weight for tensors, weight in parts).numpy().tobytes())
-    assert len(plain) > 50
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("divisor", [1.0, 123_457.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_sums_are_those_of_fsum_to_the_last_bit(dtype, divisor):

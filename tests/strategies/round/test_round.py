@@ -30,13 +30,12 @@ from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.wire.client_versions import ClientVersions
-from fedhet.strategies.wire.records import count_bytes, to_record, to_tensors
+from fedhet.strategies.wire.records import to_record, to_tensors
 from tests.federation import Regression, TensorBatches, federate, lost
 from tests.strategies import test_closed_forms as closed_forms
 from tests.strategies.sides import built, client_side
 
 OPTIONS = LocalTrainingConfig(batch_size=4, epochs=1)
-TYPES = [torch.float16, torch.float32, torch.float64, torch.uint8, torch.int64, torch.bool]
 
 
 def clients(count: int = 3) -> list[TensorBatches]:
@@ -127,7 +126,7 @@ def test_too_few_replies_leave_the_model_as_it_was_and_end_the_run_if_repeated()
     assert torch.equal(params["head.weight"], torch.zeros(1, 2, dtype=torch.float64))
     assert len(reports[1].failures) == 2
     federation = FederationConfig(max_failed_rounds=2)
-    with pytest.raises(RuntimeError, match=r"2 rounds in a row.*min_replies=1.*client 0: no reply"):
+    with pytest.raises(RuntimeError, match=r"2 rounds .*min_replies=1.*3 clients .*no reply"):
         run(built(FedAvg, federation=federation), tamper=without(0, 1, 2))
     strategy, lose = built(FedAvg, federation=federation), without(0, 1, 2)
     _, reports = run(  # one in a row, twice
@@ -162,18 +161,6 @@ def test_a_strategy_goes_on_after_its_last_round_and_does_not_run_one_again():
         run(strategy, rounds=2)
     run(strategy, rounds=3, on_round=lambda report, arrays: seen.append(report.round))
     assert seen == [3]
-
-
-def test_failed_rounds_count_in_a_row():
-    """Rounds 1 and 3 have too few replies."""
-    strategy = built(FedAvg, federation=FederationConfig(min_replies=2, max_failed_rounds=2))
-
-    def tamper(reply: Message) -> Message | None:
-        return reply if strategy.state.round == 1 else without(1, 2)(reply)
-
-    _, reports = run(strategy, rounds=3, tamper=tamper)
-    assert [len(report.clients) for report in reports[1:]] == [1, 3, 1]
-    assert strategy.state.failed_rounds == 1
 
 
 @pytest.mark.parametrize(("lost", "error"), [((1,), RuntimeError), ((1, 2), DivergedError)])
@@ -350,16 +337,6 @@ def test_a_message_tells_round_rate_state_version_and_outlives_the_round_by_an_h
     assert message.metadata.group_id == "3"
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_a_tensor_travels_with_its_type_shape_and_bits(dtype):
-    for shape in ((), (0,), (3,), (2, 3, 4)):
-        tensor = (torch.arange(24)[: math.prod(shape)].reshape(shape) - 3).to(dtype)
-        content = RecordDict({"payload": to_record({"a": tensor})})
-        back = to_tensors(content["payload"])["a"]
-        torch.testing.assert_close(back, tensor, rtol=0, atol=0)
-        assert count_bytes(content) == 128 + tensor.numel() * tensor.element_size()
-
-
 class Drawing(FixedSizeSampler):
     def __init__(self, drawn: list) -> None:
         super().__init__()
@@ -390,7 +367,7 @@ class Wrong(WeightedMean):
     [
         (lambda delta: {}, r"Wrong gave no 'head\.weight': it must give all of"),
         (lambda delta: None, r"Wrong gave a NoneType: it must give tensors by name"),
-        (lambda delta: {**delta, "x": torch.zeros(1)}, r"Wrong gave 'x', which is none of"),
+        (lambda delta: {**delta, "x": torch.zeros(1)}, r"Wrong gave 'x', which is not one of"),
         (
             lambda delta: {name: value.numpy() for name, value in delta.items()},
             r"'head\.weight' as ndarray: it must be a tensor of shape \(1, 2\)",
@@ -417,13 +394,6 @@ def test_a_slot_may_compute_in_float64_and_the_model_keeps_its_type():
         assert [report.bytes_down for report in reports[1:]] == [reports[1].bytes_down] * 3
         found.append(params)
     torch.testing.assert_close(*found)
-
-
-def test_a_weighting_that_there_is_not_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"Wrong\.weighting='example' is unknown; allowed: clients"
-    ):
-        run(built(aggregator=Wrong(lambda delta: delta, "example")), rounds=1)
 
 
 class Reordering:
@@ -457,11 +427,6 @@ REORDERED = {"reordering": Reordering()}
 def test_an_aggregation_that_does_not_mean_what_clients_mean_is_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
-
-
-def test_replies_without_their_round_are_refused():
-    with pytest.raises(TypeError, match="RoundReplies"):
-        FedAvg().aggregate_train(1, [])
 
 
 def test_a_payload_of_its_own_for_every_client():
@@ -576,13 +541,6 @@ def test_a_secure_sum_reports_a_lost_state():
     }
     federate(strategy, clients, model=partial(Regression, 2), rounds=5, **how)
     assert strategy.state.restarted == RESTARTED
-
-
-@pytest.mark.parametrize(("method", "given"), [(FedAvg, {}), (FedPVR, {"layers": "none"})])
-def test_a_method_without_client_state_restarts_nothing(method, given):
-    strategy = built(method, local_lr=0.05, **given)
-    closed_forms.distance(strategy, 5, stores=stores(0))
-    assert strategy.state.restarted == {}
 
 
 @pytest.mark.parametrize(

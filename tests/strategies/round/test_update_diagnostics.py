@@ -63,13 +63,6 @@ def test_figures_by_brute_force_over_all_clients_and_pairs(aggregator):
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_the_cosine_of_updates_of_one_length_is_the_plain_mean_over_pairs():
-    """Cosines 0, -1 and 0 of three; a fourth that did not move has none."""
-    three = [2.0, 0.0], [0.0, 2.0], [-2.0, 0.0]
-    for updates in (three, (*three, [0.0, 0.0])):
-        assert figures_of(*updates)["update_cosine"] == pytest.approx(-1 / 3)
-
-
 def test_what_is_not_defined_is_left_out():
     assert "update_cosine" not in figures_of([3.0, 4.0])
     assert "update_cosine" not in figures_of([3.0, 4.0], [0.0, 0.0])

@@ -259,15 +259,6 @@ def test_a_record_has_the_stated_bytes_and_the_tensors_are_put_together_by_name(
     assert torch.equal(torch.cat([decoded["a"].view(-1), decoded["b"]]), expected)
 
 
-def test_more_numbers_than_two_bytes_reach_have_counts():
-    update = {"w": torch.randn(70_000, generator=torch.Generator().manual_seed(4))}
-    message = reply_of(TopK(share=0.01), update)
-    assert count_bytes(message.content) == 2 * (6 * 700 + 4 * 2 + 3 * HEADER)
-    decoded = decode(TopK(share=0.01), message, update).update["w"]
-    assert int((decoded != 0).sum()) == 700
-    assert torch.equal(decoded[decoded != 0], update["w"][decoded != 0])
-
-
 # ---- refused -------------------------------------------------------------------------------------
 
 
@@ -371,14 +362,6 @@ def test_damaged_counts_are_refused(edit, why):
         decode(TopK(), message, LONG)
 
 
-def test_a_missing_record_is_refused():
-    for record in ("update", "delta"):
-        message = reply_of(TopK())
-        del message.content[record]
-        with pytest.raises(RefusedReplyError, match=f"lacks the payload '{record}'"):
-            decode(TopK(), message)
-
-
 def test_privacy_that_it_would_break_is_refused_and_the_rest_goes_together():
     secure, up = SecAggPlus(max_examples=50), Compression(up=Int8())
     with pytest.raises(ConfigError, match="strategy/compression and strategy/secure_aggregation"):
@@ -415,5 +398,5 @@ def test_a_compressible_payload_needs_a_known_shape():
 def test_models_of_clients_that_start_from_a_rounded_one_are_not_fused(make):
     """They send y_i - C(x), and x + (y_i - C(x)) is no y_i: int4 moved a bias by 29 %."""
     make(compression=Compression(up=Int4()))
-    with pytest.raises(ConfigError, match=r"compression\.down (leaves|and)"):
+    with pytest.raises(ConfigError, match=r"compression\.down "):
         make(compression=Compression(down="int4"))

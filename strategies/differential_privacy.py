@@ -1,4 +1,4 @@
-"""The options of strategy/differential_privacy: who clips, and who adds how much noise."""
+"""The options of strategy/differential_privacy: who clips, who adds noise, and how much."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Privacy(Option):
     name: ClassVar[str] = "differential_privacy"  # of both halves
 
     delta: Delta = 1.0e-5
-    """for which epsilon is reported"""
+    """delta of (epsilon, delta) privacy; the rows report epsilon"""
     reproducible_noise: bool = False
-    """true: the noise follows from the seed, so that a run repeats itself to the bit; who knows the
-    seed can take it off"""
+    """true: the noise follows from the seed, so a run can be repeated to the bit, and whoever knows
+    the seed can remove the noise"""
 
     def halves(self, sampler: ClientSampler | None) -> Parts:
         """Return the two halves; ``sampler`` is the run's."""
@@ -42,14 +42,14 @@ class Central(Privacy):
     """The clients, or the server, clip; the server adds noise to the sum."""
 
     clipping: Clipping = "client"
-    """who clips: client | server (which then sees what clients send as it is)"""
+    """who clips: client | server (which then sees the unclipped replies)"""
     noise_multiplier: NotNegative = 1.0
-    """z: the sum over m clients gets noise of z C, and is divided by m, the clients expected in a
-    round; 0: none. Where C adapts, z is of the mean and the count of unclipped clients together"""
+    """z: the server adds noise z C to the sum and divides by m, the clients expected in a round; 0:
+    no noise. With an adaptive C, z covers the mean and the count of unclipped clients together"""
     seed: Annotated[Seed, Refers("${seed}")] = 0
-    """of the noise, where it is reproducible"""
+    """seed of reproducible noise"""
     clients: Annotated[Whole, Refers("${clients}")] = 0
-    """N"""
+    """N, the number of clients"""
     participation: Annotated[ShareAboveZero, Refers("${participation}")] = 1.0
     """|S| / N, the share of clients in a round"""
 
@@ -68,7 +68,7 @@ class Central(Privacy):
 
 
 class CentralFixed(Central):
-    """Central differential privacy (McMahan et al. 2018): what a client sends is clipped, the
+    """Central differential privacy (McMahan et al. 2018): each client's reply is clipped, and the
     server adds noise to the sum.
     """
 
@@ -90,14 +90,14 @@ class CentralAdaptive(Central):
     option = "central_adaptive"
 
     initial_clipping_norm: Positive = 0.1
-    """C, at first"""
+    """C in round 1"""
     target_quantile: Share = 0.5
-    """gamma, the share of clients that shall not be clipped"""
+    """gamma, the share of clients that should not be clipped"""
     clip_norm_lr: Positive = 0.2
-    """eta: C <- C exp(-eta (share - gamma)), a round"""
+    """eta, how fast C follows: C <- C exp(-eta (share - gamma)) each round"""
     count_stddev: Positive | None = None
-    """noise on how many were not clipped, above noise_multiplier / 2; null: m / 20, m the clients
-    expected in a round"""
+    """noise on the number of unclipped clients, above noise_multiplier / 2; null: m / 20, with m
+    clients expected in a round"""
 
     def norm(self) -> ClippingNorm:
         """Return a C that follows the quantile."""
@@ -116,8 +116,8 @@ class Local(Privacy):
     clipping_norm: Positive = 1.0
     """C, the most that a client's update and payloads may measure together (L2)"""
     epsilon: Positive = 1.0
-    """of one upload; the noise is 2 C sqrt(2 ln(1.25 / delta)) / epsilon on every number, more
-    where that is too little"""
+    """epsilon of one upload; every number gets noise of 2 C sqrt(2 ln(1.25 / delta)) / epsilon, or
+    more if that is too little"""
 
     def halves(self, sampler: ClientSampler | None) -> Parts:
         """Clip and add noise at the clients."""

@@ -1,29 +1,32 @@
-"""Pulls every reply that a Flower grid announces by itself, in a thread.
+"""Issue: a reply whose arrays are on their way keeps the other replies waiting.
 
-A reply is announced before its arrays are there. Flower waits for them in the place where it asks
-for replies, one after the other. So a site with a slow line, or one that vanished while it sent,
-would keep the others' replies waiting, for as long as the SuperLink gives it (three minutes).
+A reply is announced before its arrays are there. Flower's grid waits for them where it asks for
+replies, one after the other. So a site with a slow line, or one that vanished while it sent, would
+keep the others' replies waiting for as long as the SuperLink allows (three minutes). Here every
+announced reply is pulled in a thread of its own.
 
-What a reply is, is read here as well: one that is none costs its site the round. Who sent it, and
-to which message, is what the SuperLink has checked, not what the reply says of itself
-(docker/start.py completes Flower's check).
+Also decodes replies. A malformed reply excludes only its sender. Who sent it, and to which message,
+is what the SuperLink has checked, not what the reply says of itself (node_identity.py).
+
+Uses: `HttpGrid.pull_messages` with a client that answers some requests itself (`_runtime_client`,
+`_client`), `ObjectPullError`, `metadata_from_proto`.
+Releases: 1.39 to 1.42. Not needed when Flower's own grid hands over what is whole:
+`tests/server_app/test_arriving_replies.py::test_flowers_own_grid_waits_for_the_slowest`.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from flwr.app import Error, Message, RecordDict
-from flwr.app.message import make_message
-from flwr.common.constant import ErrorCode
 from flwr.common.serde_utils import metadata_from_proto
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
-from fedhet.strategies.wire.packed_records import unpacked
+from fedhet.common.flower.messages import ErrorCode, make_message
 
 _SECONDS = 0.1  # for what is there already
 _LONGEST_SECONDS = 1.0  # for the first of what is on its way; the caller looks again
@@ -36,10 +39,11 @@ class ArrivingReplies:
     Args:
         grid: Flower's HttpGrid. Copies of it, with a client that answers as this needs, do the
             work, with Flower's own code.
+        decode: turns a reply's content into plain records; whatever it raises excludes the sender.
     """
 
-    def __init__(self, grid: Any) -> None:
-        self._grid = grid
+    def __init__(self, grid: Any, decode: Callable[[RecordDict], RecordDict]) -> None:
+        self._grid, self._decode = grid, decode
         self._pulls: dict[str, _Pull] = {}  # by the id of the message that is answered
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -53,7 +57,7 @@ class ArrivingReplies:
             _messages(self._grid, client, new)
             for one in client.announcements():
                 answered = one.messages_list[0].metadata.reply_to_message_id
-                self._pulls[answered] = _Pull(self._grid, one)
+                self._pulls[answered] = _Pull(self._grid, one, self._decode)
         pulls = {one: pull for one, pull in self._pulls.items() if one in asked}
         whole, arriving = wait([pull.reply for pull in pulls.values()], timeout=_SECONDS)
         if arriving and not whole:
@@ -74,7 +78,10 @@ class ArrivingReplies:
 class _Pull:
     """One reply on its way, in a thread that nobody waits for."""
 
-    def __init__(self, grid: Any, announcement: Any) -> None:
+    def __init__(
+        self, grid: Any, announcement: Any, decode: Callable[[RecordDict], RecordDict]
+    ) -> None:
+        self._decode = decode
         self._about = metadata_from_proto(announcement.messages_list[0].metadata)
         self.client = _OneReply(grid._runtime_client, announcement)
         self.reply: Future[list[Message]] = Future()
@@ -107,7 +114,7 @@ class _Pull:
             return make_message(self._about, error=message.error)
         if not isinstance(message.content, RecordDict):
             raise TypeError(f"its content is a {type(message.content).__name__}")
-        return make_message(self._about, content=unpacked(message.content))
+        return make_message(self._about, content=self._decode(message.content))
 
 
 class _Client:
