@@ -100,7 +100,9 @@ def _file(path: str | None) -> Path:
         return place / f"{NAME}.csv" if place.is_dir() else place
     root = os.environ.get("FEDHET_DATA")
     if root is None:
-        raise SetupError(f"task.path=null: name {NAME}.csv, or set FEDHET_DATA to its parent folder")
+        raise SetupError(
+            f"task.path=null: name {NAME}.csv, or set FEDHET_DATA to its parent folder"
+        )
     return Path(root).expanduser() / NAME / f"{NAME}.csv"
 
 
