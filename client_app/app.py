@@ -26,7 +26,7 @@ from fedhet.client_app.runtime import (
 )
 from fedhet.client_app.site_policy import SitePolicy
 from fedhet.conf import RunConfig, compose_overrides, fingerprint, overrides_of, versions
-from fedhet.strategies.round.registration import CANNOT_TRAIN
+from fedhet.strategies.round.registration import CANNOT_TRAIN, MOST_LETTERS, NAME
 from fedhet.strategies.wire.packed_records import with_plain_records
 from fedhet.strategies.wire.records import CLIENT, COLUMNS, config_of
 from fedhet.tasks import Functions
@@ -71,6 +71,9 @@ class Handlers:
         }
         if why_not:
             node_info[CANNOT_TRAIN] = why_not
+        given = context.node_config.get("site-name")
+        if name := given or runtime.task.name_of(client_id, site_folder(context)):
+            node_info[NAME] = str(name)[:MOST_LETTERS]
         if runtime.secure_aggregation is not None:
             runtime.secure_aggregation.check_client(len(data))
             node_info |= {"num-examples": 0, "num-held-out": 0}  # the server learns only sums

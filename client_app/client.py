@@ -73,6 +73,8 @@ class FederatedClient(NumPyClient):
     sides: Mapping[str, ClientSide] = field(default_factory=dict)
     seed: int = 0  # of the run: with round and id it seeds batches, augmentation and dropout
     held_out: ClientData | None = None  # examples that are not trained on, for ``evaluate``
+    # of (logits, labels), to train on; None: ``loss``
+    training_loss: Callable[[Tensor, Tensor], Tensor] | None = None
     # tensors that are kept in the client state and never sent
     personal: TensorSelector = field(default_factory=lambda: TensorSelector("none"))
     test_data: ClientData | None = None  # the global test set, in a simulation
@@ -336,7 +338,7 @@ class FederatedClient(NumPyClient):
             received=on_device(self.received),
             state=on_device(state),
             data=self.data,
-            loss=self.loss,
+            loss=self.training_loss or self.loss,
             round=round,
             batch_size=self.options.batch_size,
             lr=lr,

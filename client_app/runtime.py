@@ -199,6 +199,7 @@ class ClientRuntime:
             )
         else:
             self.client = self.client.rebind(client_id, data, held_out, optimizer, sides, store)
+        self.client.training_loss = self.task.training_loss(data.class_counts)
         return self.client
 
     def _benign(self, client_id: int, message: Message) -> list[Reply]:

@@ -13,6 +13,7 @@ A row of metrics.jsonl:
     elapsed_seconds          since the start of the run, earlier processes included
     bytes_up, bytes_down     payload bytes of the round
     clients                  ids of the clients whose replies were valid
+    client_names             their names, if they have some; a summary has them by id
     failures                 one sentence for each reply that was lost or rejected, in training or
                              in the evaluation at the clients
     left_out, down_weighted  under a robust aggregator: ids of clients that did not count; by client

@@ -14,6 +14,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.load_run import label_metadata_of, recipe_of, task_of
 from fedhet.tasks import AnyTask
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
+from fedhet.tasks.tabular import REFERENCE
 
 OPTIONS = "task.data_options"
 ADVICE = {
@@ -63,7 +64,7 @@ def _reads_other_table(recipe: DictConfig, changed: DictConfig) -> bool:
     """Return whether another table's own first rows would say what the model's inputs mean."""
     old, new = (OmegaConf.select(one, "task.path") for one in (recipe, changed))
     data = OmegaConf.select(changed, "task.data")
-    if data != "fedhet.tasks.tabular:load":
+    if data != REFERENCE:
         return False
     public, fit = (OmegaConf.select(changed, f"{OPTIONS}.{name}") for name in ("public", "fit"))
     return bool(new != old and fit != "federated" and not isinstance(public, str))

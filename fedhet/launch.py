@@ -67,6 +67,7 @@ from fedhet.runtimes.flower_install import LaunchError, check_flower
 from fedhet.runtimes.local.early_server import EarlyServer
 from fedhet.runtimes.resources import check_machine
 from fedhet.runtimes.run_config import app_overrides
+from fedhet.natural_clients import with_natural_clients
 from fedhet.runtimes.runtime import Runtime, runtime_for
 from fedhet.sweep import session
 from fedhet.sweep.job import run_job
@@ -147,6 +148,7 @@ def run(recipe: DictConfig) -> None:
     with signals.signals_first():
         signals.end_if_signalled()
         with console.status("importing PyTorch") if with_code else nullcontext():
+            words = with_natural_clients(recipe, words)
             early = check_run(recipe, words, _early if with_code else None)
         if _early is not None and early is None:
             _early.dismiss()

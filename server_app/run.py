@@ -205,12 +205,14 @@ class Run:
     def _about(self) -> dict[str, Any]:
         task = self.parts.task
         given = isinstance(task, OwnTask) and task.by_client  # nothing is divided
+        names = {str(client): name for client, name in sorted(self.strategy.client_names.items())}
         return {
             **identity(self.recipe),
             "strategy_class": type(self.strategy).__name__,
             # of clients=0, whoever registered
             "clients": int(self.recipe.clients) or self.strategy.num_clients,
             **({"partition": BY_CLIENT} if given else {}),
+            **({"client_names": names} if names else {}),
             "run": self.strategy.state.experiment,
             "data": self.parts.data,
             "wall_seconds": time.monotonic() - self._began,

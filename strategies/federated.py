@@ -228,6 +228,11 @@ class FederatedStrategy(Strategy):
         return replace(copy.deepcopy(replace(self.state, tensors={}, kept={})), tensors=tensors)
 
     @property
+    def client_names(self) -> dict[int, str]:
+        """The names of the clients that have one, by client."""
+        return {} if self._availability is None else self._availability.registry.names
+
+    @property
     def num_clients(self) -> int:
         """N, how many clients have registered; 0 before ``start``."""
         return 0 if self._availability is None else len(self._availability.registry)
@@ -257,6 +262,7 @@ class FederatedStrategy(Strategy):
         selection = self.selector.select(start)
         lr, absent = writer.lr(server_round, config), sorted(availability.absent)
         report, params = RoundReport(server_round, lr, absent=absent), to_tensors(arrays)
+        report.names = self.client_names
         report.take_selection(selection)
         rounds = selection.rounds(server_round)
         told = {client: (round, writer.lr(round, config)) for client, round in rounds.items()}

@@ -18,11 +18,12 @@ from fedhet.common.errors import (
     require_whole,
 )
 from fedhet.common.metrics import Kind
-from fedhet.tasks.losses import KINDS
+from fedhet.tasks.losses import BALANCED, KINDS, LOSSES
 from fedhet.tasks.models import CONDITIONAL
 from fedhet.tasks.transform import NoTransform, Transform
 from fedhet.tasks.vocabulary import SPECIAL_TOKENS
 
+WEIGHTED = tuple(LOSSES["classification"])
 NAMED = ("path", "target", "client_column")  # arguments of a data function with a key of their own
 
 
@@ -43,6 +44,7 @@ class TaskConfig:
     model_options: Mapping[str, Any] | None = None
     lora: Mapping[str, Any] | None = None
     loss: str | None = None
+    class_weights: str | tuple[float, ...] | None = None
 
     @classmethod
     def from_mapping(cls, task: Mapping[str, Any]) -> Self:
@@ -76,6 +78,28 @@ class TaskConfig:
             raise ConfigError(
                 f"task.classes=[{','.join(self.class_names)}] must name at least two classes: with "
                 "fewer a model has nothing to learn"
+            )
+
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        weights = self.class_weights
+        if weights is None:
+            return
+        if not self._classifies or (self.loss is not None and self.loss not in WEIGHTED):
+            raise ConfigError(
+                f"task.class_weights={weights}: weights are for task.loss=cross_entropy and focal "
+                "of a classification: set task.class_weights=null"
+            )
+        if isinstance(weights, str):
+            require_choice("task.class_weights", weights, (BALANCED,))
+            return
+        for weight in weights:
+            require_range("task.class_weights", weight, open_high=True)
+        if self.class_names is not None and len(weights) != len(self.class_names):
+            raise ConfigError(
+                f"task.class_weights has {len(weights)} weights, and there are "
+                f"{len(self.class_names)} classes: give one for each, in their order"
             )
 
     @property

@@ -247,6 +247,20 @@ class OwnTask(Measured, Partitioned):
         options = self.config.data_options or {}
         return self.functions.data is tabular.load and options.get("fit") == "federated"
 
+    @property
+    def about(self) -> list[str]:
+        """Lines that say how the task reads a table whose columns it has found out."""
+        reads_table = self.functions.data is tabular.load and not self.by_folder
+        return tabular.described(self.config) if reads_table else []
+
+    def site_name(self, folder: Path | str | None) -> str | None:
+        """Return the value of ``task.client_column``, if all rows of a site's table have one."""
+        column = self.config.client_column
+        reads_table = self.by_folder and self.functions.data is tabular.load
+        if not reads_table or column is None or folder is None:
+            return None
+        return tabular.site_name(self.config.arguments, Path(folder).expanduser())
+
     def column_statistics(
         self, client_id: int, site_folder: Path | str | None = None
     ) -> ColumnStatistics:
@@ -455,6 +469,14 @@ class OwnTask(Measured, Partitioned):
     def client_names(self) -> tuple[str, ...]:
         """The clients' names with partition=natural; () with another one."""
         return () if self.by_client or self.by_folder else self.names_of(self._clients[0])
+
+    @property
+    def num_natural_clients(self) -> int | None:
+        """How many clients partition=natural can make; None if nothing tells whose examples are."""
+        if self.by_client or self.by_folder or (clients := self._clients[0]) is None:
+            return None
+        _, sizes = np.unique(clients, return_counts=True)
+        return int((sizes >= self.partition.options.get("min_size", 1)).sum())
 
     @cached_property
     def _all(self) -> tuple[Any, Any]:

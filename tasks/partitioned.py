@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,14 @@ class Partitioned(ABC):
         if self.partition.name != "natural" or clients is None:
             return ()
         return tuple(str(clients[rows[0]]) for rows in self.client_rows)
+
+    def site_name(self, folder: Path | str | None) -> str | None:
+        """Return the name that a site's own data give it, with partition=site."""
+        return None
+
+    def name_of(self, client_id: int, folder: Path | str | None) -> str | None:
+        """Return a client's name, if it has one."""
+        return self.client_names[client_id] if self.client_names else self.site_name(folder)
 
     def require_client(self, client_id: int) -> None:
         """Reject a client that is not one of 0 to N - 1."""

@@ -40,6 +40,7 @@ from fedhet.tasks.tables import SITE, Tables, read_table, require_columns
 if TYPE_CHECKING:  # pandas takes a second to import
     from pandas import DataFrame
 
+REFERENCE = "fedhet.tasks.tabular:load"
 FITS = ("all", "public", "federated")
 PUBLIC_ROWS = 100
 _TEXTS = tuple[str, ...] | None
@@ -261,6 +262,34 @@ def inferred(config: OwnConfig) -> OwnConfig:
         names = {"numeric": tuple(numeric), "categorical": tuple(categorical)}
         values["data_options"] = {**(config.data_options or {}), **names}
     return replace(config, **values)
+
+
+def described(config: OwnConfig) -> list[str]:
+    """Return lines that say how an inferred table is read."""
+    options = config.data_options or {}
+    if config.path is None or options.get("numeric") is None:
+        return []
+    table = Table.of(config.arguments)
+    assert table.tables is not None
+    train, test = table.tables.train, table.tables.test
+    rows = f"{len(train)} rows to train on, {0 if test is None else len(test)} to test on"
+    names = config.class_names
+    what = "a number" if names is None else f"one of {', '.join(names)}"
+    lines = [f"{config.path}: {rows}; {config.target} (task.target) is {what}"]
+    for key, kind in (("numeric", "numbers"), ("categorical", "categories")):
+        found = ", ".join(map(str, options.get(key) or ())) or "none"
+        lines.append(f"{config.path}: {kind} ({KEY}.{key}): {found}")
+    return lines
+
+
+def site_name(options: Mapping[str, Any], data_folder: Path) -> str | None:
+    """Return the one value of ``client_column`` in a site's table; None if there are several."""
+    table, column = Table.of(options, data_folder), options["client_column"]
+    assert table.tables is not None
+    if column not in table.tables.train.columns:
+        return None
+    names = table.tables.train[column].dropna().astype("string").unique().tolist()
+    return str(names[0]) if len(names) == 1 else None
 
 
 def statistics_of(

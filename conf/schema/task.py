@@ -10,6 +10,7 @@ from fedhet.common.kinds import (
     MOST,
     Count,
     Inside,
+    NotNegative,
     Positive,
     Reference,
     Section,
@@ -39,7 +40,7 @@ ImageModel = Literal[
 ]
 
 
-ClassificationLoss = Literal["cross_entropy"] | Reference
+ClassificationLoss = Literal["cross_entropy", "focal"] | Reference
 
 
 class Lora(Section):
@@ -85,6 +86,11 @@ class _AnyTask(Section):
     )
     model_options: dict[str, Any] | None = Field(
         None, description="your own model: further arguments of its function"
+    )
+    class_weights: Literal["balanced"] | list[NotNegative] | None = Field(
+        None,
+        description="weights of the classes in the training loss: balanced (each client by its own "
+        "training labels; nothing is sent), or a list in the order of the classes",
     )
     lora: Lora | None = Field(
         None, description="your own model: train and send low-rank adapters and the classifier"
@@ -185,7 +191,7 @@ class OwnTask(_AnyTask):
         None,
         description="gives the server's test examples; null: task.data's, if it gives everybody's",
     )
-    loss: Literal["cross_entropy", "mse", "l1", "huber"] | Reference | None = Field(
+    loss: Literal["cross_entropy", "focal", "mse", "l1", "huber"] | Reference | None = Field(
         None,
         description="(outputs, targets) -> mean loss; null: cross_entropy, for a regression mse",
     )

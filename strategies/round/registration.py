@@ -20,6 +20,7 @@ from fedhet.strategies.wire.border import NodeInfo, decode_node_info
 from fedhet.strategies.wire.messages import TIMEOUT
 from fedhet.strategies.wire.records import CONFIG, UNASKED, matched
 
+NAME, MOST_LETTERS = "name", 80  # of a client, and how long it may be
 CANNOT_TRAIN = "cannot-train"  # why a client will fail in every round
 FROZEN_MODEL = "frozen-model"  # the hash of the tensors that a model neither trains nor sends
 # What sites have to share for their hashes to be equal.
@@ -86,6 +87,7 @@ class ClientRegistry:
     nodes: dict[int, int] = field(default_factory=dict)
     num_examples: dict[int, int] = field(default_factory=dict)
     num_held_out: dict[int, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)  # of clients that have one
 
     def __len__(self) -> int:
         """Return N."""
@@ -118,6 +120,8 @@ class ClientRegistry:
         self.nodes[client] = node
         self.num_examples[client] = info.num_examples
         self.num_held_out[client] = info.num_held_out
+        if name := info.texts.get(NAME, "")[:MOST_LETTERS]:
+            self.names[client] = name
         return client
 
 
@@ -175,6 +179,10 @@ def register_clients(
         log(WARNING, "the nodes run different versions: %s", releases)
     examples = sum(registry.num_examples.values())
     log(INFO, "Registered %s clients with %s examples", len(registry.nodes), examples)
+    named = [f"{client} {name}" for client, name in sorted(registry.names.items())]
+    if named:
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        log(INFO, "clients: %s%s", ", ".join(named[:_NAMED]), more)
     warn_of_untrainable(infos[node] for node in registry.nodes.values())
     if federation.nodes_may_join:
         _warn_of_outweighing(registry.num_examples)

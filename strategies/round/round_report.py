@@ -31,6 +31,7 @@ class RoundReport:
     round: int  # t, from 1 (0: the initial model)
     lr: float = 0.0  # the local learning rate
     clients: Sequence[int] = ()  # whose replies were aggregated
+    names: Mapping[int, str] = field(default_factory=dict)  # of the clients that have one
     # clients that were not connected when the round began, or that secure rounds do without
     absent: Sequence[int] = ()
     dropped: Sequence[int] = ()  # of a simulated system: asked, but they never answer
@@ -141,6 +142,8 @@ class RoundReport:
             figures = ("lr", "seconds", "server_seconds", "bytes_up", "bytes_down")
             row |= {name: getattr(self, name) for name in figures}
             row |= {"clients": list(self.clients), "failures": list(self.failures)}
+            if self.names:
+                row["client_names"] = [self.names.get(one, str(one)) for one in self.clients]
         elif self.failures:  # of the clients' evaluation
             row["failures"] = list(self.failures)
         if self.left_out:
