@@ -107,8 +107,8 @@ class Deployment:
             self.network.open()
             self.make_keys()
             executors = ["serverapp", *(f"clientapp-{site}" for site in SITES)]
-            self.start("superlink", *executors)
-            self.wait_until_healthy("superlink")
+            self.start("superlink", "gate", *executors)
+            self.wait_until_healthy("superlink", "gate")
             self.checked("register")
             self.start_and_wait(*(f"supernode-{site}" for site in SITES))
             self.wait_until_healthy(*executors)
