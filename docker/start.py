@@ -46,7 +46,7 @@ class Refused(ValueError):
 def main(words: Sequence[str]) -> NoReturn:
     """Check a command and become it."""
     try:
-        command = fill_in(words, os.environ)
+        command = for_this_line(fill_in(words, os.environ))
         check(command, os.environ)
     except (Refused, ConfigError) as refusal:
         sys.exit(f"refused to start: {refusal}")
@@ -100,12 +100,18 @@ def _fill_in(word: str, known: Mapping[str, str]) -> str:
         raise Refused(f"{word!r} has a $ that starts no name: write $$ for a dollar sign") from None
 
 
-def check(command: list[str], environment: Mapping[str, str]) -> None:
-    """Check the program and what it would open to others; drop words of the other line."""
+def for_this_line(command: Sequence[str]) -> list[str]:
+    """Return a command without the words that the installed line of Flower does not need."""
+    if command[:1] == ["flower-superlink"]:
+        return [command[0], *installed_line().superlink_words(command[1:])]
+    return list(command)
+
+
+def check(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Check the program, and what it would open to others."""
     if not command or command[0] not in PROGRAMS:
         raise Refused(f"{' '.join(command)!r} is unknown; allowed: {', '.join(PROGRAMS)}")
     if command[0] == "flower-superlink":
-        command[1:] = installed_line().superlink_words(command[1:])
         check_superlink(command[1:], environment)
     elif command[0] == "flower-supernode":
         check_supernode(command[1:])

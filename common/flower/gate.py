@@ -5,11 +5,12 @@ name, to the SuperLink's loopback; everything else is answered 404 there. It add
 SuperNode cannot send a client's certificate, and signs each call with its node's key instead.
 Uses: the routes of Flower's Fleet API (`flwr.supernode.fleet_http_client`).
 Releases: 1.40 and later. Not needed when Control has a login, or a port of its own:
-`tests/drills/test_gate.py::test_flowers_own_port_serves_control_to_everybody`.
+`tests/test_gate.py::test_flowers_own_port_serves_control_to_everybody`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ CALLS = (
     "push-object",
     "send-node-heartbeat",
 )
+_NO_KEY = "SuperNode authentication is enabled: give --auth-supernode-private-key"
 _LARGEST = "16m"  # of a request: Flower sends arrays in pieces of 5 MB
 _SECONDS = 120  # for the SuperLink's answer: it waits for its database for 60 s
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -68,6 +70,11 @@ http {{
         ssl_certificate_key {key};
         ssl_protocols TLSv1.2 TLSv1.3;
         location / {{ return 404; }}
+        # What a SuperNode without a key calls; Flower prints the detail.
+        location = /v1/fleet/register-node {{
+            default_type application/json;
+            return 412 '{no_key}';
+        }}
         location ~ ^/v1/fleet/({calls})$ {{
             if ($request_method != POST) {{ return 405; }}
             proxy_pass https://superlink/v1/fleet/$1;
@@ -107,4 +114,5 @@ class Gate:
             key=self.key,
             ca=self.ca,
             calls="|".join(CALLS),
+            no_key=json.dumps({"code": 2001, "detail": _NO_KEY}),
         )

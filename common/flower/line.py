@@ -1,12 +1,12 @@
 """Issue: Flower's releases reach a SuperLink in two ways, and only one of them keeps Control apart.
 
 - gRPC line, 1.39: the sites call Fleet on a port of its own. Control listens on loopback.
-- HTTP line, 1.40 and later: one port serves Fleet and Control. It listens on loopback, and the sites
-  come through a gate (gate.py).
+- HTTP line, 1.40 and later: one port serves Fleet and Control. It listens on loopback, and the
+  sites come through a gate (gate.py).
 
 Everything that differs is in the two classes; the installed release chooses one.
 Uses: the release in Flower's metadata, the words and variables of its programs.
-Releases: all. Not needed when 1.39 is no longer supported:
+Releases: 1.39 and later. Not needed when 1.39 is no longer supported:
 `tests/test_flower_line.py::test_both_lines_are_supported`.
 """
 
@@ -108,6 +108,14 @@ def untried(release: str) -> str | None:
     if _number(release) <= _number(NEWEST):
         return None
     return f"flwr {release} is newer than fedhet was tried with ({OLDEST} to {NEWEST})"
+
+
+def same_line(one: str, other: str) -> bool:
+    """Return whether two releases understand each other; one that fedhet is too new for does not."""
+    try:
+        return line_of(one) is line_of(other)
+    except (ConfigError, ValueError):  # ValueError: not a release
+        return False
 
 
 def _number(release: str) -> tuple[int, int]:

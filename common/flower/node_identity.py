@@ -7,7 +7,8 @@ activates: a stranger with a key of its own could lock a site out.
 Mends: `NodeAuthServerInterceptor` of the gRPC Fleet API (1.39), `authenticate_node` of the HTTP
 Fleet API (1.40 to 1.42).
 Releases: 1.39 to 1.42. Not needed when Flower refuses such calls itself:
-`tests/drills/test_docker.py::test_no_node_can_speak_for_another`.
+`tests/drills/test_docker.py::test_no_node_can_speak_for_another` (gRPC),
+`tests/test_gate.py::test_no_node_can_speak_for_another` (HTTP).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from fedhet.common.flower.line import installed_release, line_of
+from fedhet.common.flower.line import installed_release, same_line
 from fedhet.common.kinds import is_address
 from fedhet.runtimes.flower_install import LaunchError
 
@@ -143,7 +143,7 @@ def check_reachable(connection: Connection) -> None:
     if title != _TITLE:
         raise LaunchError(f"{where} is not a SuperLink's Control: another program answers")
     here = installed_release()
-    if line_of(release) is not line_of(here):
+    if not same_line(release, here):
         raise LaunchError(
             f"the SuperLink at {where} runs flwr {release}, but {here} is installed here: install "
             f"flwr=={release}, because releases of different lines do not understand each other"
