@@ -14,8 +14,8 @@ from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.flower.line import installed_release, untried
 from fedhet.common.files import expanded, only_writer, remove_unfinished, writable_folder
+from fedhet.common.flower.line import installed_release, untried
 from fedhet.common.results import CONFIG, METRICS, SUMMARY, ResultsFolder, is_completed
 from fedhet.conf import compose, method_name, overrides_of
 from fedhet.server_app.assembly import check_parts, check_words

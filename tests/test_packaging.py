@@ -18,10 +18,10 @@ from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from fedhet.common.flower.line import NEWEST, OLDEST
 from fedhet.conf import PACKAGES, compose
 from fedhet.conf.experiments import experiment_files
 from fedhet.report.run_data import flat
-from fedhet.common.flower.line import NEWEST, OLDEST
 from fedhet.tools.new import TEMPLATE
 from tests.test_imports import imported
 

@@ -111,7 +111,7 @@ def untried(release: str) -> str | None:
 
 
 def same_line(one: str, other: str) -> bool:
-    """Return whether two releases understand each other; one that fedhet is too new for does not."""
+    """Return whether two releases understand each other; no release older than OLDEST does."""
     try:
         return line_of(one) is line_of(other)
     except (ConfigError, ValueError):  # ValueError: not a release
