@@ -65,7 +65,9 @@ def require_connection(address: str) -> None:
 
     host, port = connect(address), int(address.rpartition(":")[2])
     for one in psutil.net_connections(kind="tcp"):
-        if one.raddr == (host, port) and one.status == psutil.CONN_ESTABLISHED:
+        if one.status != psutil.CONN_ESTABLISHED or not one.raddr:
+            continue
+        if (one.raddr.ip.removeprefix("::ffff:"), one.raddr.port) == (host, port):  # gRPC's form
             return
     raise ConnectionError(f"there is no connection to {address}")
 
