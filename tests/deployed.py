@@ -180,7 +180,12 @@ class Deployment:
                 process.send_signal(number)
 
     def processes(self, name: str) -> list[psutil.Process]:
-        return [process for process in self.left() if process.environ().get(CONTAINER) == name]
+        """Return a container's processes, also those that have overwritten their environment."""
+        found = {one for one in self.left() if one.environ().get(CONTAINER) == name}
+        with contextlib.suppress(KeyError, psutil.Error):
+            first = psutil.Process(self._running[name].pid)
+            found |= {first, *first.children(recursive=True)}
+        return [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
     def restart_supernode(self, name: str) -> tuple[float, int]:
         """Start a SuperNode until it is accepted, as Docker does; return seconds and tries."""
