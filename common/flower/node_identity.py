@@ -13,21 +13,23 @@ Releases: 1.39 to 1.42. Not needed when Flower refuses such calls itself:
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
+
+# Each is in the releases of its line only.
+_GRPC = "flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor"
+_HTTP = "flwr.superlink.routers.fleet.node_auth"
 
 
 def mend_grpc() -> None:
     """Mend the gRPC Fleet API of this process's SuperLink."""
-    from flwr.server.superlink.fleet.grpc_rere import node_auth_server_interceptor as flowers
-
+    flowers = import_module(_GRPC)
     check_callers(flowers.NodeAuthServerInterceptor, vars(flowers)["grpc"])
 
 
 def mend_http() -> None:
     """Mend the HTTP Fleet API of this process's SuperLink."""
-    from flwr.superlink.routers.fleet import node_auth as flowers
-
-    check_requests(flowers)
+    check_requests(import_module(_HTTP))
 
 
 def check_requests(flowers: Any) -> None:
