@@ -5,13 +5,15 @@
 docs/deployment.md has the table; tests/drills/test_small_disks.py fills the disks of a run.
 """
 
-import importlib
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
+from fedhet.common.flower.task_identity import set_identity
 from tests.deployed import ACTIVATED, SITES, Deployment
 from tests.drills.faulty.faulty import GO, WAITING
 from tests.drills.scene import ROUND_SECONDS, Scene
@@ -191,7 +193,8 @@ DRILLS: dict[str, Callable[[Scene], list[str]]] = {
 
 def main() -> None:
     """Run the drills, one after another, up to the first that goes wrong."""
-    importlib.import_module("tests.conftest")  # Flower's task identity, for the run on one machine
+    set_identity()  # for the run on one machine
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="fedhet-") as folder, Deployment(Path(folder)) as there:
         scene = Scene(there)
         for name in sys.argv[1:] or DRILLS:
