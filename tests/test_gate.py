@@ -15,7 +15,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +34,7 @@ needs_http = pytest.mark.skipif(
 )
 PROTOBUF = {"Content-Type": "application/protobuf", "Accept": "application/protobuf"}
 LOCAL = "127.0.0.1"
+Reached = tuple[int, ssl.SSLContext]
 
 
 def keys() -> ModuleType:
@@ -63,21 +66,11 @@ class Echo(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture(scope="module")
-def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, ssl.SSLContext]]:
-    """Yield the port of a gate, and what trusts its certificate."""
-    folder = tmp_path_factory.mktemp("gate")
-    keys().make_server(folder / "ca", folder / "server", [])
+@contextmanager
+def gate_for(folder: Path, superlink: str) -> Iterator[Reached]:
+    """Run a gate in front of an address."""
     own = folder / "server" / "keys"
-    inner = ThreadingHTTPServer((LOCAL, 0), Echo)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(own / "server.crt", own / "server.key")
-    inner.socket = context.wrap_socket(inner.socket, server_side=True)
-    threading.Thread(target=inner.serve_forever, daemon=True).start()
-    with socket.socket() as probe:
-        probe.bind((LOCAL, 0))
-        port = probe.getsockname()[1]
-    superlink = f"{LOCAL}:{inner.server_address[1]}"
+    port = free_port()
     files = [str(own / name) for name in ("server.crt", "server.key", "ca.crt")]
     command = Gate(f"{LOCAL}:{port}", superlink, *files).command(folder)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -91,12 +84,35 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, ssl.SS
     finally:
         process.terminate()
         process.wait(timeout=30)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOCAL, 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
+    """Yield the port of a gate, and what trusts its certificate."""
+    folder = tmp_path_factory.mktemp("gate")
+    keys().make_server(folder / "ca", folder / "server", [])
+    own = folder / "server" / "keys"
+    inner = ThreadingHTTPServer((LOCAL, 0), Echo)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(own / "server.crt", own / "server.key")
+    inner.socket = context.wrap_socket(inner.socket, server_side=True)
+    threading.Thread(target=inner.serve_forever, daemon=True).start()
+    try:
+        with gate_for(folder, f"{LOCAL}:{inner.server_address[1]}") as reached:
+            yield reached
+    finally:
         inner.shutdown()
         inner.server_close()
 
 
 def answer(
-    gate: tuple[int, ssl.SSLContext], method: str, path: str, body: bytes = b"", **headers: str
+    gate: Reached, method: str, path: str, body: bytes = b"", **headers: str
 ) -> tuple[int, str]:
     port, context = gate
     client = http.client.HTTPSConnection(LOCAL, port, context=context, timeout=30)
@@ -161,6 +177,18 @@ def test_a_node_without_a_key_is_told_so(gate):
     code, said = answer(gate, "POST", "/v1/fleet/register-node")
     assert code == 412
     assert json.loads(said)["code"] == 2001
+
+
+@needs_nginx
+@pytest.mark.slow
+def test_without_a_superlink_a_node_is_told_to_try_again_and_is_not_connected(tmp_path):
+    keys().make_server(tmp_path / "ca", tmp_path / "server", [])
+    with gate_for(tmp_path, f"{LOCAL}:{free_port()}") as (port, context):
+        client = http.client.HTTPSConnection(LOCAL, port, context=context, timeout=30)
+        client.request("POST", "/v1/fleet/pull-messages", b"", PROTOBUF)
+        found = client.getresponse()
+        assert (found.status, found.headers["connection"]) == (503, "close")
+        client.close()
 
 
 @needs_nginx

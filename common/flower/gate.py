@@ -70,6 +70,12 @@ http {{
         ssl_certificate_key {key};
         ssl_protocols TLSv1.2 TLSv1.3;
         location / {{ return 404; }}
+        # While the SuperLink is down, a SuperNode is not connected, and tries again.
+        error_page 502 504 @down;
+        location @down {{
+            keepalive_timeout 0;
+            return 503;
+        }}
         # What a SuperNode without a key calls; Flower prints the detail.
         location = /v1/fleet/register-node {{
             default_type application/json;
