@@ -63,7 +63,7 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_one_that_is_stopped_is_re
     host, _, port = federation.network.translated("127.0.0.1:8000", server).partition(":")
     inside = federation.network.prefix(server)
     tunnel = subprocess.Popen(
-        [*inside, sys.executable, "-m", "tests.drills.tunnel", host, port],
+        [*inside, sys.executable, "-m", "tests.tunnel", host, port],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
