@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -38,7 +39,7 @@ def module(name: str) -> ModuleType:
     return loaded
 
 
-start, keys = module("start"), module("keys")
+start, keys, health = module("start"), module("keys"), module("health")
 
 
 @pytest.mark.slow
@@ -296,6 +297,23 @@ supernode()
     assert done.stdout == "['flower-supernode', '--insecure']\n"
     assert "ZeroDivisionError" in done.stderr
     assert "a thread of the SuperNode died" in done.stderr
+
+
+# ---- health.py -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_program_is_healthy_while_it_is_connected(family):
+    """Also over a socket of IPv6 to an address of IPv4, as gRPC's is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConnectionError):
+            health.require_connection(f"localhost:{port}")
+        with socket.socket(family) as program:
+            program.connect(("127.0.0.1" if family == socket.AF_INET else "::ffff:127.0.0.1", port))
+            health.require_connection(f"localhost:{port}")
+    with pytest.raises(OSError):
+        health.require_connection(f"localhost:{port}")
 
 
 # ---- keys.py -------------------------------------------------------------------------------------
