@@ -312,7 +312,7 @@ def test_a_program_is_healthy_while_it_is_connected(family):
         with socket.socket(family) as program:
             program.connect(("127.0.0.1" if family == socket.AF_INET else "::ffff:127.0.0.1", port))
             health.require_connection(f"localhost:{port}")
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionRefusedError):
         health.require_connection(f"localhost:{port}")
 
 
