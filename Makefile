@@ -2,9 +2,11 @@
 # PYTHON is the interpreter that makes that environment (3.11 to 3.14); ARGS goes to the command a target runs.
 PYTHON ?= python3
 ARGS ?=
+# FLWR=1.39 takes the line of Flower whose sites speak gRPC, in place of the newest (docs/moving-on.md).
+FLWR ?=
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+STAMP := $(VENV)/.installed$(FLWR)
 
 # The tests start hundreds of Pythons; without bytecode each would compile the same files anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,12 +19,13 @@ help: ## list the targets
 
 install: $(STAMP) ## make .venv with the pinned dependencies, if that has not been done
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt constraints-1.39.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
 	  { echo "fedhet is installed with Python 3.11 to 3.14, and $(PYTHON) is another: make $(MAKECMDGOALS) PYTHON=python3.13"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev,plots,sweep]"
-	@touch $@
+	sh docker/pins.sh $(FLWR) > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(VENV)/constraints.txt -e ".[dev,plots,sweep]"
+	@rm -f $(VENV)/.installed* && touch $@
 
 run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist strategy=scaffold' for another)
 	$(BIN)/fedhet $(ARGS)

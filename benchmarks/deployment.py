@@ -58,6 +58,7 @@ SIZES = {  # an MLP's first layer grows with the image
 }
 ROLES = {  # by the first of these words in a process' name or command line
     "flower-superlink": "SuperLink",
+    "nginx": "gate",
     "flwr-serverapp": "ServerApp",
     "flower-supernode": "SuperNode",
     "flwr-clientapp": "ClientApp",

@@ -1,6 +1,6 @@
 """Run events: a ServerApp's recipe, rows and summary as lines of its log, for runtime=deployment.
 
-Flower 1.39 cannot send a file from a ServerApp to whoever submitted the run. The SuperLink only
+Flower cannot send a file from a ServerApp to whoever submitted the run. The SuperLink only
 keeps what the ServerApp prints and serves it as the run's log, also after the end. An event is one
 line of that log: a mark, the run's key, JSON.
 

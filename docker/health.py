@@ -2,7 +2,8 @@
 
 python health.py https://127.0.0.1:8000/health --ca ca.crt    a SuperLink
 python health.py http://127.0.0.1:9094/health --connected-to host:9092    a SuperNode and SuperLink
-python health.py grpc://127.0.0.1:9096    an executor
+python health.py --connected-to 127.0.0.1:8000    an executor, which asks for work every second
+python health.py tcp://127.0.0.1:9092    a gate
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ SECONDS = 5.0
 def main() -> None:
     """Run the checks of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("url", help="http://, https:// or grpc://")
+    parser.add_argument("url", nargs="?", help="http://, https:// or tcp://")
     parser.add_argument("--ca", type=Path, help="the certificate of the server's CA")
     parser.add_argument(
-        "--connected-to", metavar="HOST:PORT", help="the SuperLink; ${NAME} is one too"
+        "--connected-to", metavar="HOST:PORT", help="what it must be connected to, or ${NAME}"
     )
     options = parser.parse_args()
     try:
-        if urlsplit(options.url).scheme == "grpc":
-            ask_grpc(urlsplit(options.url).netloc)
-        else:
+        if options.url and urlsplit(options.url).scheme == "tcp":
+            connect(urlsplit(options.url).netloc)
+        elif options.url:
             ask_http(options.url, options.ca)
         if options.connected_to:
             require_connection(os.path.expandvars(options.connected_to))
@@ -47,14 +48,11 @@ def ask_http(url: str, ca: Path | None) -> None:
     opener.open(url, timeout=SECONDS).close()
 
 
-def ask_grpc(address: str) -> None:
-    """Query gRPC's health service."""
-    import grpc
-    from grpc_health.v1.health_pb2 import HealthCheckRequest
-    from grpc_health.v1.health_pb2_grpc import HealthStub
-
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        HealthStub(channel).Check(HealthCheckRequest(), timeout=SECONDS)
+def connect(address: str) -> str:
+    """Open a connection and close it; return the other end's address. Raise if that fails."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), SECONDS) as opened:
+        return str(opened.getpeername()[0])
 
 
 def require_connection(address: str) -> None:
@@ -65,12 +63,13 @@ def require_connection(address: str) -> None:
     """
     import psutil
 
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
+    host, port = connect(address), int(address.rpartition(":")[2])
     for one in psutil.net_connections(kind="tcp"):
-        if one.raddr and one.raddr.port == int(port) and one.status == psutil.CONN_ESTABLISHED:
+        if one.status != psutil.CONN_ESTABLISHED or not one.raddr:
+            continue
+        if (one.raddr.ip.removeprefix("::ffff:"), one.raddr.port) == (host, port):  # gRPC's form
             return
-    raise ConnectionError(f"there is no connection to port {port} of a SuperLink")
+    raise ConnectionError(f"there is no connection to {address}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
 """Entry point of the containers: checks the command line of a Flower program, then becomes it.
 
     python start.py flower-superlink --host=127.0.0.1 ...
+    python start.py gate --listen=0.0.0.0:9092 --superlink=127.0.0.1:8000 ...
 
 Flower's Control API, which registers nodes and sends code to them, has no login. Only the address
 that it listens on keeps others out, so that address is checked before anything listens. A ${NAME}
 in a word is replaced by the environment variable.
+
+Flower's HTTP line (1.40 and later) serves the sites on the same port as Control. There the gate, a
+reverse proxy, takes the sites' port; the gRPC line (1.39) needs none, and the gate only waits.
 
 fedhet/common/flower mends what Flower's programs lack: a SuperNode ends when one of its threads
 dies, a SuperLink checks who calls and waits for its database, and an executor forks its apps from a
@@ -13,26 +17,26 @@ process that has imported torch.
 
 from __future__ import annotations
 
-import importlib.metadata
+import argparse
 import ipaddress
 import os
+import shutil
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
 from string import Template
 from typing import NoReturn
 
-from fedhet.common.flower import (
-    database_locks,
-    fork_executor,
-    node_identity,
-    programs,
-    supernode_threads,
-)
+from fedhet.common.errors import ConfigError
+from fedhet.common.flower import database_locks, fork_executor, programs, supernode_threads
+from fedhet.common.flower.gate import Gate
+from fedhet.common.flower.line import installed_line, installed_release, untried
 
-FLOWER = "1.39"
 OPEN_CONTROL = "FEDHET_ALLOW_OPEN_CONTROL"
-PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec")
+PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "gate")
 
 
 class Refused(ValueError):
@@ -42,12 +46,32 @@ class Refused(ValueError):
 def main(words: Sequence[str]) -> NoReturn:
     """Check a command and become it."""
     try:
-        command = fill_in(words, os.environ)
+        command = for_this_line(fill_in(words, os.environ))
         check(command, os.environ)
-    except Refused as refusal:
+    except (Refused, ConfigError) as refusal:
         sys.exit(f"refused to start: {refusal}")
+    if warning := untried(installed_release()):
+        print(f"WARNING: {warning}", file=sys.stderr)
+    if command[0] == "gate":
+        become_gate(command[1:])
     mend(command[0])
     programs.become(command)
+
+
+def become_gate(arguments: Sequence[str]) -> NoReturn:
+    """Run the reverse proxy in front of a SuperLink's one port; wait if it has two."""
+    if not installed_line().has_gate:
+        print(
+            f"flwr {installed_release()} serves the sites on a port of its own: no gate is needed"
+        )
+        sys.stdout.flush()
+        signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        sys.exit(0)
+    parser = argparse.ArgumentParser(prog="gate")
+    for field in fields(Gate):
+        parser.add_argument(f"--{field.name}", required=True)
+    command = Gate(**vars(parser.parse_args(arguments))).command(Path.cwd())
+    os.execvp(command[0], command)
 
 
 def mend(program: str) -> None:
@@ -55,9 +79,9 @@ def mend(program: str) -> None:
     if program == "flower-supernode":
         supernode_threads.install()
     elif program == "flower-superlink":
-        node_identity.install()
+        installed_line().check_callers()
         database_locks.install()
-    else:
+    elif program == "flower-superexec":
         fork_executor.install()
 
 
@@ -76,24 +100,23 @@ def _fill_in(word: str, known: Mapping[str, str]) -> str:
         raise Refused(f"{word!r} has a $ that starts no name: write $$ for a dollar sign") from None
 
 
+def for_this_line(command: Sequence[str]) -> list[str]:
+    """Return a command without the words that the installed line of Flower does not need."""
+    if command[:1] == ["flower-superlink"]:
+        return [command[0], *installed_line().superlink_words(command[1:])]
+    return list(command)
+
+
 def check(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Check the program, its Flower release, and what it would open to others."""
+    """Check the program, and what it would open to others."""
     if not command or command[0] not in PROGRAMS:
         raise Refused(f"{' '.join(command)!r} is unknown; allowed: {', '.join(PROGRAMS)}")
-    check_release(importlib.metadata.version("flwr"))
     if command[0] == "flower-superlink":
         check_superlink(command[1:], environment)
     elif command[0] == "flower-supernode":
         check_supernode(command[1:])
-
-
-def check_release(installed: str) -> None:
-    """Refuse a release of Flower with ports that this file does not close (docs/moving-on.md)."""
-    if installed.split(".")[:2] != FLOWER.split("."):
-        raise Refused(
-            f"flwr {installed} is installed, but these containers need {FLOWER}: other releases "
-            f"serve Control and the sites on one port. Install flwr=={FLOWER}.0"
-        )
+    elif command[0] == "gate" and installed_line().has_gate and not shutil.which("nginx"):
+        raise Refused("the gate needs nginx: apt-get install nginx-light")
 
 
 def check_superlink(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -106,10 +129,7 @@ def check_superlink(arguments: Sequence[str], environment: Mapping[str, str]) ->
     check_secret(options, "the executor's secret")
     if environment.get(OPEN_CONTROL) == "yes":
         return
-    hosts = [options.host]
-    if environment.get("FLWR_INTERNAL_GRPC_CONTROL_API") == "1":  # a second Control, by gRPC
-        hosts.append(options.control_api_address.rpartition(":")[0].strip("[]"))
-    for host in hosts:
+    for host in installed_line().control_hosts(options, environment):
         if not is_loopback(host):
             raise Refused(
                 f"Control would listen on {host}, and it has no login: whoever reaches it can "

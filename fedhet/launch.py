@@ -280,7 +280,7 @@ def check_run(
     check_machine(recipe)
     with_code = recipe.runtime.name in _WITH_CODE
     if not with_code:
-        check_flower(recipe.runtime.name)
+        check_flower()
     if early is not None:
         early.begin_check(recipe)
         fingerprint(compose_overrides(tuple(words)))  # computed while the server imports

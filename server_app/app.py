@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import expanded, only_writer, remove_unfinished, writable_folder
+from fedhet.common.flower.line import installed_release, untried
 from fedhet.common.results import CONFIG, METRICS, SUMMARY, ResultsFolder, is_completed
 from fedhet.conf import compose, method_name, overrides_of
 from fedhet.server_app.assembly import check_parts, check_words
@@ -49,6 +50,8 @@ def run_recipe(
     """
     check_parts(recipe)
     check_words(recipe, words, functions)
+    if warning := untried(installed_release()):
+        log(WARNING, warning)
     folder = results_folder(recipe)
     with only_writer(folder, _PATIENCE), fast_polling(grid):
         _run_in(folder, recipe, grid, functions)

@@ -85,6 +85,7 @@ from fedhet.strategies.wire.records import (
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 OnRound = Callable[[RoundReport, ArrayRecord], bool]
+ShouldStop = Callable[[int, Result], bool]
 
 
 class FederatedStrategy(Strategy):
@@ -147,6 +148,7 @@ class FederatedStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        should_stop: ShouldStop | None = None,
         on_round: OnRound | None = None,
     ) -> Result:
         """Run rounds ``state.round + 1`` to ``num_rounds``; Flower's signature plus ``on_round``.
@@ -159,6 +161,8 @@ class FederatedStrategy(Strategy):
             train_config: further entries of the clients' config.
             evaluate_config: the same for evaluation at the clients.
             evaluate_fn: evaluates the output at the server; returns None for a round to skip.
+            should_stop: called with the number of each finished round, from 1 on, and the result so
+                far; True ends the run. Flower has it since 1.43, fedhet with every release.
             on_round: called with each finished round and its x; True ends the run. An error that
                 ends the run is in the report (``fatal``), and is raised afterwards.
 
@@ -207,6 +211,7 @@ class FederatedStrategy(Strategy):
             stop = on_round is not None and on_round(report, arrays)
             if report.fatal is not None:
                 raise report.fatal
+            stop = stop or (round > 0 and should_stop is not None and should_stop(round, result))
             if stop:
                 log(INFO, "Stopped after round %s", round)
                 break

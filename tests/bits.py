@@ -12,15 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from flwr.supercore.task_identity import TaskIdentity
 
+from fedhet.common.flower.task_identity import set_identity
 from tests.recipes import run_recipe
 from tests.test_every_strategy import RECIPES, WHOLE
 
 
 def bits(words: list[str]) -> str:
     """Return a recipe's words and the hash of the parameters that three rounds end with."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    set_identity()
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         found = run_recipe(Path(folder) / "run", *WHOLE, *words)

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ import psutil
 import pytest
 
 from fedhet.common.files import last_lines
+from fedhet.common.flower.line import installed_line
 from fedhet.runtimes.run_config import run_config_toml
 from tests.compose import DOCKER, Service, names_seen_by, services
 from tests.processes import SECONDS, kill_all, marked
@@ -52,6 +54,18 @@ RECIPE = [
 ]
 IMAGE = {"/app/start.py": DOCKER / "start.py", "/app/health.py": DOCKER / "health.py"}
 IMAGE |= {"/app/keys.py": DOCKER / "keys.py", "/app": ROOT}
+
+
+def words_of_gate(words: Sequence[str]) -> Sequence[str]:
+    """Return a gate's command; where nginx is missing, that of a tunnel, which passes everything.
+
+    Then a federation runs all the same; what a gate keeps out is in tests that need nginx.
+    """
+    if not installed_line().has_gate or shutil.which("nginx"):
+        return words
+    options = dict(word.lstrip("-").split("=", 1) for word in words if word.startswith("--"))
+    ends = [end for name in ("superlink", "listen") for end in options[name].rsplit(":", 1)]
+    return ["python", "-m", "tests.tunnel", *ends]
 
 
 class Loopback:
@@ -111,8 +125,8 @@ class Deployment:
             self.network.open()
             self.make_keys()
             executors = ["serverapp", *(f"clientapp-{site}" for site in SITES)]
-            self.start("superlink", *executors)
-            self.wait_until_healthy("superlink")
+            self.start("superlink", "gate", *executors)
+            self.wait_until_healthy("superlink", "gate")
             self.checked("register")
             self.start_and_wait(*(f"supernode-{site}" for site in SITES))
             self.wait_until_healthy(*executors)
@@ -156,7 +170,8 @@ class Deployment:
         """Start services; their output goes to NAME.log."""
         for name in names:
             service = self.services[name]
-            self._running[name] = self.process(service, service.words, self.log_path(name))
+            words = words_of_gate(service.words) if name == "gate" else service.words
+            self._running[name] = self.process(service, words, self.log_path(name))
 
     def start_and_wait(self, *names: str) -> None:
         self.start(*names)
@@ -184,7 +199,12 @@ class Deployment:
                 process.send_signal(number)
 
     def processes(self, name: str) -> list[psutil.Process]:
-        return [process for process in self.left() if process.environ().get(CONTAINER) == name]
+        """Return a container's processes, also those that have overwritten their environment."""
+        found = {one for one in self.left() if one.environ().get(CONTAINER) == name}
+        with contextlib.suppress(KeyError, psutil.Error):
+            first = psutil.Process(self._running[name].pid)
+            found |= {first, *first.children(recursive=True)}
+        return [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
     def restart_supernode(self, name: str) -> tuple[float, int]:
         """Start a SuperNode until it is accepted, as Docker does; return seconds and tries."""

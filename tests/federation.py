@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
 from fedhet.client_app.client import FederatedClient
@@ -189,6 +190,7 @@ def federate(
     personal: str = "none",
     absent: Collection[int] = (),
     on_round: Callable[[RoundReport, ArrayRecord], object] = lambda report, arrays: False,
+    should_stop: Callable[[int, Result], bool] | None = None,
     grid: Callable[..., InProcessGrid] = InProcessGrid,
     timeout: float = 3600.0,
 ) -> tuple[dict[str, Tensor], list[RoundReport]]:
@@ -231,6 +233,7 @@ def federate(
         to_record(state),
         num_rounds=rounds,
         timeout=timeout,
+        should_stop=should_stop,
         on_round=lambda report, arrays: bool(reports.append(report) or on_round(report, arrays)),
     )
     return to_tensors(result.arrays), reports

@@ -5,7 +5,6 @@ first time downloads gigabytes.
 """
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from fedhet.runtimes.flower_install import FLOWER
+from fedhet.common.flower.line import OLDEST, line_of
 from tests.processes import summary_of
 from tests.recipes import TINY
 from tests.wheel import ROOT, build_wheel, run, run_project
 
-RELEASES = {"oldest": f"flwr=={FLOWER}.0", "newest": "flwr"}
+RELEASES = {"oldest": f"flwr=={OLDEST}.0", "newest": "flwr"}  # one of each line
 # What the bits of a run depend on; in both environments as constraints.txt has it.
 NUMBERS = ("cvxopt", "numpy", "scikit-learn", "scipy", "torch", "torchvision")
 SECURE = ("strategy/secure_aggregation=secagg_plus", "strategy.secure_aggregation.max_examples=600")
@@ -64,7 +63,7 @@ def the_same(summaries: dict[str, dict[str, Any]], what: str) -> None:
         flwr, bits = summary["versions"]["flwr"], summary["parameters_sha256"][:16]
         print(f"\n{what}, {name} flwr {flwr}: parameters {bits}", end="")
         assert summary["status"] == "completed"
-        assert flwr.startswith(f"{FLOWER}.") == (name == "oldest")
+        assert line_of(flwr).has_gate == (name == "newest")
     oldest, newest = summaries.values()
     assert oldest["parameters_sha256"] == newest["parameters_sha256"]
     assert oldest["bytes_up"] == newest["bytes_up"]
@@ -83,32 +82,40 @@ def test_recipes_give_the_same_bits(pythons, tmp_path):
         methods = "strategy=fedavg,fedpvr,feddw,fedmrur,maecho"
         run([fedhet, "-m", *TINY, "runtime=local", methods, "hydra.sweep.dir=sweep"], folder)
         run([fedhet, *TINY, "runtime=local", *SECURE, "results_dir=secure"], folder)
-        run([fedhet, *TINY, "runtime=ray", "results_dir=ray"], folder)
+        for runtime in ("ray", "flower"):
+            run([fedhet, *TINY, f"runtime={runtime}", f"results_dir={runtime}"], folder)
         for path in sorted(folder.rglob("summary.json")):
             what = path.parent.relative_to(folder).as_posix()
             found.setdefault(what, {})[name] = summary_of(path.parent)
-    assert len(found) == 7
+    assert len(found) == 8
     for what, summaries in found.items():
         the_same(summaries, what)
     (fedavg,) = (both for what, both in found.items() if what.startswith("sweep/fedavg_"))
-    ray = found["ray"]["newest"]["parameters_sha256"]
-    assert ray == fedavg["newest"]["parameters_sha256"]
+    for runtime in ("ray", "flower"):
+        bits = found[runtime]["newest"]["parameters_sha256"]
+        assert bits == fedavg["newest"]["parameters_sha256"]
 
 
-def test_runtime_flower_says_which_release_it_needs(pythons, tmp_path):
-    fedhet = str(pythons["newest"].with_name("fedhet"))
-    command = [fedhet, "runtime=flower"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"fedhet: runtime=flower needs flwr {FLOWER}")
-    assert done.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+@pytest.fixture(scope="module")
+def with_tests(pythons: dict[str, Path], install: Callable[..., None]) -> dict[str, Path]:
+    """Return the interpreters of the same environments, which now have what the tests need."""
+    for name, python in pythons.items():
+        install(python, RELEASES[name], "[dev,plots,sweep]")
+    return pythons
 
 
-def test_the_unit_tests_pass_on_the_newest(pythons, install):
-    """Those of docker/ are for the oldest only."""
-    install(pythons["newest"], RELEASES["newest"], "[dev,plots,sweep]")
-    unit_tests(pythons["newest"], "--ignore=tests/drills")
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_unit_tests_pass(with_tests, name):
+    unit_tests(with_tests[name])
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_deployment_is_stopped_and_resumed_with_the_bits_of_one_machine(with_tests, name):
+    """With its gate, and what strangers are refused."""
+    files = ["tests/test_gate.py", "tests/test_deployment.py"]
+    pytest_of(with_tests[name], *files, "-m", "not docker")
+    strangers = ["tests/drills/test_deployment.py", "-k", "strangers or stranger"]
+    pytest_of(with_tests[name], *strangers, "-m", "drill")
 
 
 def test_the_lowest_releases_that_pyproject_allows_will_do(tmp_path):
@@ -132,8 +139,13 @@ def test_the_lowest_releases_that_pyproject_allows_will_do(tmp_path):
     shutil.rmtree(folder)
 
 
-def unit_tests(python: Path, *words: str) -> None:
-    """Run those of `make check` in another environment, and print how many there are."""
-    command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", *words]
-    command += ["-m", "not flower and not slow and not docker", "-p", "no:cacheprovider"]
+def unit_tests(python: Path) -> None:
+    """Run those of `make check` in another environment."""
+    words = ["-n", "2", "--dist", "loadgroup", "-m", "not flower and not slow and not drill"]
+    pytest_of(python, *words)
+
+
+def pytest_of(python: Path, *words: str) -> None:
+    """Run tests in another environment, and print how many there are."""
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
     print("\n" + run(command, ROOT).splitlines()[-1], end="")

@@ -18,10 +18,10 @@ from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from fedhet.common.flower.line import NEWEST, OLDEST
 from fedhet.conf import PACKAGES, compose
 from fedhet.conf.experiments import experiment_files
 from fedhet.report.run_data import flat
-from fedhet.runtimes.flower_install import FLOWER
 from fedhet.tools.new import TEMPLATE
 from tests.test_imports import imported
 
@@ -67,14 +67,22 @@ def test_the_sync_before_a_run_installs_nothing_and_needs_no_network(tmp_path):
 
 
 def test_constraints_pin_every_direct_dependency_within_its_range():
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
-    pins = {canonicalize_name(name): version for name, version in pairs}
-    for requirement in requirements():
-        pin = pins[canonicalize_name(requirement.name)]
-        assert requirement.specifier.contains(pin), f"{requirement} does not allow {pin}"
-        assert "+" not in pin
-    assert pins["flwr"] == f"{FLOWER}.0"  # which the launcher is written for
+    for line, release in (("", NEWEST), (OLDEST, OLDEST)):
+        pins = pinned(line)
+        for requirement in requirements():
+            pin = pins[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(pin), f"{requirement} does not allow {pin}"
+            assert "+" not in pin
+        assert pins["flwr"] == f"{release}.0"
+    assert pinned("").keys() == pinned(OLDEST).keys()
+
+
+def pinned(line: str) -> dict[str, str]:
+    """Return the pins of a line of Flower, as `make install` and docker/ have them."""
+    command = ["sh", "docker/pins.sh", line]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    pairs = [line.split("==") for line in done.stdout.splitlines() if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pairs}
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def install() -> None:
 def unexpected(module: ModuleType) -> str | None:
     """Say what this file misses in Flower's module; None if nothing is missing."""
     if getattr(module, "subprocess", None) is not subprocess:
-        return f"{module.__name__} starts its processes in another way than Flower 1.39's"
+        return f"{module.__name__} starts its processes in another way than 1.39 to 1.42"
     missing = [name for name in COMMANDS if not entry_points(group="console_scripts", name=name)]
     return f"Flower has no command {missing[0]}" if missing else None
 

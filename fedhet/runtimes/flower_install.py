@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fedhet
+from fedhet.common.errors import ConfigError
+from fedhet.common.flower.line import installed_line
 from fedhet.common.results import FAILED
 from fedhet.conf import FOLDER, PACKAGES
 from fedhet.conf.project import PAPERS, code_files, project
 
-FLOWER = "1.39"
 PROGRAMS = Path(sys.executable).parent
 
 # The app is built from the installed packages, not from the clone: that works for every kind of
@@ -53,17 +54,12 @@ class LaunchError(RuntimeError):
         self.status = status
 
 
-def check_flower(runtime: str) -> None:
-    """Raise LaunchError unless the installed Flower is of the line that a runtime is written for.
-
-    Later releases have no gRPC, and other commands: docs/moving-on.md.
-    """
-    installed = importlib.metadata.version("flwr")
-    if installed.split(".")[:2] != FLOWER.split("."):
-        raise LaunchError(
-            f"runtime={runtime} needs flwr {FLOWER}, but {installed} is installed: set "
-            f"runtime=local or runtime=ray, or install flwr=={FLOWER}.0"
-        )
+def check_flower() -> None:
+    """Raise LaunchError if the installed Flower is older than fedhet's oldest."""
+    try:
+        installed_line()
+    except ConfigError as error:
+        raise LaunchError(str(error)) from error
 
 
 def flower_program(name: str) -> str:

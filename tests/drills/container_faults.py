@@ -5,7 +5,6 @@
 Those of tests/drills/faults.py run here as well. docs/deployment.md has the table.
 """
 
-import importlib
 import os
 import sys
 import tempfile
@@ -14,8 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
+from fedhet.common.flower.task_identity import set_identity
 from tests.deployed import ACTIVATED, SITES
 from tests.drills import faults
 from tests.drills.containers import IMAGE, Containers, build_changed, docker, why_no_engine
@@ -325,7 +326,8 @@ DRILLS: Mapping[str, Callable[[Scene], list[str]]] = {
 
 def main() -> None:
     """Run the drills, one after another, each in a federation of its own."""
-    importlib.import_module("tests.conftest")  # Flower's task identity, for the run on one machine
+    set_identity()  # for the run on one machine
+    torch.set_num_threads(1)
     if problem := why_no_engine():
         sys.exit(problem)
     every = {**DRILLS, **faults.DRILLS}

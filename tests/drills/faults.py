@@ -5,13 +5,15 @@
 docs/deployment.md has the table; tests/drills/test_small_disks.py fills the disks of a run.
 """
 
-import importlib
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
+from fedhet.common.flower.task_identity import set_identity
 from tests.deployed import ACTIVATED, SITES, Deployment
 from tests.drills.faulty.faulty import GO, WAITING
 from tests.drills.scene import ROUND_SECONDS, Scene
@@ -151,13 +153,22 @@ def serverapp_killed(scene: Scene) -> list[str]:
     return [f"run {status}: {why}", *scene.resume("serverapp", 3)]
 
 
-def superlink_killed(scene: Scene, down_seconds: float = 0.0) -> list[str]:
+def superlink_killed(scene: Scene) -> list[str]:
     """Kill the SuperLink in round 2 and start it again."""
-    name = f"superlink_{down_seconds:.0f}"
+    return _killed(scene, "superlink", 0.0)
+
+
+def gate_killed(scene: Scene) -> list[str]:
+    """Kill the gate in round 2 and start it again after 5 s (on the gRPC line nothing needs it)."""
+    return _killed(scene, "gate", 5.0)
+
+
+def _killed(scene: Scene, service: str, down_seconds: float) -> list[str]:
+    name = f"{service}_{down_seconds:.0f}"
     run = scene.begin_and_wait_at_site_1(name)
-    scene.federation.kill("superlink")
+    scene.federation.kill(service)
     time.sleep(down_seconds)
-    scene.federation.start_and_wait("superlink")
+    scene.federation.start_and_wait(service)
     (scene.state(1) / GO).touch()
     status, why = run.ended()
     seen = [f"run {status}: {why}", *map(in_short, run.rows())]
@@ -168,21 +179,22 @@ def superlink_killed(scene: Scene, down_seconds: float = 0.0) -> list[str]:
 
 def superlink_down_for_long(scene: Scene) -> list[str]:
     """The same, for longer than the SuperLink's patience with its clients."""
-    return superlink_killed(scene, 2.0 * HEARTBEATS)
+    return _killed(scene, "superlink", 2.0 * HEARTBEATS)
 
 
 DRILLS: dict[str, Callable[[Scene], list[str]]] = {
     drill.__name__: drill
     for drill in (
         *(replies, client_dies_and_hangs, comings_and_goings),
-        *(serverapp_killed, superlink_killed, superlink_down_for_long),
+        *(serverapp_killed, superlink_killed, superlink_down_for_long, gate_killed),
     )
 }
 
 
 def main() -> None:
     """Run the drills, one after another, up to the first that goes wrong."""
-    importlib.import_module("tests.conftest")  # Flower's task identity, for the run on one machine
+    set_identity()  # for the run on one machine
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="fedhet-") as folder, Deployment(Path(folder)) as there:
         scene = Scene(there)
         for name in sys.argv[1:] or DRILLS:

@@ -2,13 +2,18 @@
 
 python probe.py ports HOST PORT ...           the ports that take a connection
 python probe.py grpc HOST:PORT CA_CERTIFICATE the status of every method of Control and of Fleet
-python probe.py activate HOST:PORT CA_CERTIFICATE OWN_PRIVATE_KEY PUBLIC_KEY
+python probe.py http HOST:PORT CA_CERTIFICATE the status of every route of the SuperLink
+python probe.py activate HOST:PORT CA_CERTIFICATE OWN_PRIVATE_KEY PUBLIC_KEY (or activate_by_http)
                                               the status of ActivateNode with another's public key
 """
 
+import base64
+import http.client
 import json
 import socket
+import ssl
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
@@ -36,6 +41,53 @@ def status_by_method(address: str, certificate: str) -> dict[str, str]:
             for service in file.DESCRIPTOR.services_by_name.values()
             for method in service.methods
         }
+
+
+def status_by_route(address: str, certificate: str) -> dict[str, int]:
+    from fastapi.routing import iter_route_contexts
+    from flwr.superlink.main import create_app
+
+    found = {}
+    for route in (one.route for one in iter_route_contexts(create_app().routes)):
+        path, method = str(getattr(route, "path", "")), sorted(getattr(route, "methods", "GET"))[0]
+        found[path] = http_status(address, certificate, method, path)
+    return found
+
+
+def http_status(
+    address: str,
+    certificate: str,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+) -> int:
+    context = ssl.create_default_context(cafile=certificate)
+    client = http.client.HTTPSConnection(address, context=context, timeout=20)
+    client.request(method, path, body, {"Content-Type": "application/protobuf", **(headers or {})})
+    return client.getresponse().status
+
+
+def activate_by_http(address: str, certificate: str, private_key: str, public_key: str) -> int:
+    from cryptography.hazmat.primitives.serialization import (
+        load_ssh_private_key,
+        load_ssh_public_key,
+    )
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.date import now
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+    own = load_ssh_private_key(Path(private_key).read_bytes(), None)
+    other = public_key_to_bytes(load_ssh_public_key(Path(public_key).read_bytes()))
+    stamp = now().isoformat()
+    signed = {
+        "flwr-public-key": base64.b64encode(public_key_to_bytes(own.public_key())).decode(),
+        "flwr-signature": base64.b64encode(sign_message(own, stamp.encode())).decode(),
+        "flwr-timestamp": stamp,
+    }
+    request = ActivateNodeRequest(public_key=other, heartbeat_interval=30.0).SerializeToString()
+    path = "/v1/fleet/activate-node"
+    return http_status(address, certificate, "POST", path, request, signed)
 
 
 def activate(address: str, certificate: str, private_key: str, public_key: str) -> str:
@@ -73,4 +125,5 @@ def status(channel: grpc.Channel, method: str) -> str:
 
 if __name__ == "__main__":
     kinds = {"ports": open_ports, "grpc": status_by_method, "activate": activate}
+    kinds |= {"http": status_by_route, "activate_by_http": activate_by_http}
     print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))

@@ -32,6 +32,7 @@ from tests.drills.scene import Scene
 pytestmark = MARKS
 PROGRAMS = (
     "superlink",
+    "gate",
     "serverapp",
     *(f"{one}-{n}" for n in SITES for one in ("supernode", "clientapp")),
 )
@@ -155,6 +156,7 @@ def writable(federation: Containers, name: str) -> list[str]:
     ("name", "folders"),
     [
         ("network", ["/tmp"]),
+        ("gate", ["/tmp"]),
         ("superlink", ["/state", "/tmp"]),
         ("serverapp", ["/results", "/tmp"]),
         ("supernode-0", ["/tmp"]),
@@ -234,6 +236,7 @@ print(*(name for name in os.environ if "KEY" in name or "SECRET" in name or "TOK
     secret = "/run/secrets/executor.secret"
     for name, expected in {
         "superlink": ["/run/secrets/server.key", secret],
+        "gate": ["/run/secrets/server.key"],
         "serverapp": [secret],
         "supernode-0": ["/run/secrets/node.key", secret],
         "clientapp-0": [secret],

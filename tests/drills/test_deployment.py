@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
+from fedhet.common.flower.line import installed_line
 from fedhet.common.results import read_rows
 from fedhet.common.run_events import RECORD_FILE
 from fedhet.strategies.wire.tensor_files import parameters_sha256
@@ -62,7 +63,7 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_one_that_is_stopped_is_re
     host, _, port = federation.network.translated("127.0.0.1:8000", server).partition(":")
     inside = federation.network.prefix(server)
     tunnel = subprocess.Popen(
-        [*inside, sys.executable, "-m", "tests.drills.tunnel", host, port],
+        [*inside, sys.executable, "-m", "tests.tunnel", host, port],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -246,7 +247,10 @@ STRANGERS = {  # changes to supernode-0's command, and what it then says
         {CA: "--root-certificates=/stranger/server/keys/ca.crt"},
         "CERTIFICATE_VERIFY_FAILED",
     ),
-    "no TLS": ({CA: "--insecure", KEY: ""}, "Socket closed"),
+    "no TLS": (
+        {CA: "--insecure", KEY: ""},
+        "400 Bad Request" if installed_line().has_gate else "Socket closed",
+    ),
 }
 
 
@@ -328,13 +332,21 @@ def test_a_stranger_with_the_certificate_is_refused_everywhere(federation, tmp_p
     ports = ["8000", *map(str, range(9090, 9100))]
     assert probe("ports", server, *ports) == [9092]
     assert probe("ports", network.address("supernode-0"), *ports) == []
-    codes: dict[str, set[str]] = {}
-    for method, code in probe("grpc", f"{server}:9092", "/keys/ca.crt").items():
-        codes.setdefault(method.partition("/")[0], set()).add(code)
-    assert codes == {"Control": {"UNIMPLEMENTED"}, "Fleet": {"UNAUTHENTICATED"}}
+    address, ca = f"{server}:9092", "/keys/ca.crt"
     [public] = (path.name for path in mounts["/site-0"].glob("*.pub"))
-    lock_out = ["/keys/ca.crt", "/own/site/keys/node.key", f"/site-0/{public}"]
-    assert probe("activate", f"{server}:9092", *lock_out) == (
-        "UNAUTHENTICATED: the key of another node"
-    )
+    lock_out = [ca, "/own/site/keys/node.key", f"/site-0/{public}"]
+    codes: dict[str, set[object]] = {}
+    if installed_line().has_gate:
+        for path, code in probe("http", address, ca).items():
+            codes.setdefault(path.removeprefix("/v1/").partition("/")[0], set()).add(code)
+        assert codes.pop("fleet") == {401, 404}  # a node's calls, and those that no node makes
+        assert len(codes) > 2
+        assert set().union(*codes.values()) == {404}
+        assert probe("activate_by_http", address, *lock_out) == 401
+    else:
+        for method, code in probe("grpc", address, ca).items():
+            codes.setdefault(method.partition("/")[0], set()).add(code)
+        assert codes == {"Control": {"UNIMPLEMENTED"}, "Fleet": {"UNAUTHENTICATED"}}
+        said = "UNAUTHENTICATED: the key of another node"
+        assert probe("activate", address, *lock_out) == said
     assert len(federation.nodes()) == len(SITES)

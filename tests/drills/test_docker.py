@@ -2,10 +2,12 @@
 
 import importlib.util
 import re
+import socket
 import sqlite3
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
@@ -18,13 +20,10 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
-from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
-    NodeAuthServerInterceptor,
-)
 
 from fedhet.common.flower import database_locks, node_identity, programs
+from fedhet.common.flower.line import installed_line, line_of
 from fedhet.conf import PACKAGES
-from fedhet.runtimes.flower_install import FLOWER
 from tests.compose import COMPOSE, DOCKER, names_seen_by, services
 
 FILES = ["server.yaml", "site.yaml", "federation.yaml"]
@@ -40,7 +39,7 @@ def module(name: str) -> ModuleType:
     return loaded
 
 
-start, keys = module("start"), module("keys")
+start, keys, health = module("start"), module("keys"), module("health")
 
 
 @pytest.mark.slow
@@ -78,7 +77,7 @@ def test_one_port_is_published_and_control_is_on_loopback():
     assert (port["host_ip"], port["published"], port["target"]) == ("0.0.0.0", "9092", 9092)
     assert "--host=127.0.0.1" in federation["superlink"].words
     inside = {name for name, one in federation.items() if one.shares_network_of == "network"}
-    assert inside == {"superlink", "serverapp", "register"}
+    assert inside == {"superlink", "gate", "serverapp", "register"}
 
 
 @pytest.mark.parametrize(
@@ -147,8 +146,12 @@ def test_a_superlink_waits_a_minute_for_its_database(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(installed_line().has_gate, reason="tests/test_gate.py has the HTTP line's")
 def test_no_node_can_speak_for_another():
     """Flower's interceptor alone serves what is refused here: its gaps are still there."""
+    from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
+        NodeAuthServerInterceptor,
+    )
 
     class Interceptor(NodeAuthServerInterceptor):
         pass
@@ -232,12 +235,30 @@ def test_a_name_is_loopback_if_all_of_its_addresses_are(monkeypatch):
     assert not start.is_loopback("both.example.org")
 
 
-def test_only_the_projects_line_of_flower_is_accepted():
-    assert start.FLOWER == FLOWER
-    start.check_release(f"{FLOWER}.0")
-    for release in ("1.40.0", "1.38.1", "2.39.0", "1.3"):
-        with pytest.raises(start.Refused, match=re.escape(f"flwr {release} is installed")):
-            start.check_release(release)
+def test_a_command_has_the_words_of_the_installed_line(monkeypatch):
+    fleet = "--fleet-api-address=0.0.0.0:9092"
+    for release, has_fleet in (("1.39.0", True), ("1.42.0", False), ("1.99.0", False)):
+        monkeypatch.setattr(start, "installed_line", partial(line_of, release))
+        words = start.for_this_line(["flower-superlink", "--port=8000", fleet])
+        assert words == ["flower-superlink", "--port=8000", *([fleet] if has_fleet else [])]
+        assert start.for_this_line(["flower-supernode", fleet]) == ["flower-supernode", fleet]
+
+
+def test_the_gate_waits_where_the_sites_have_a_port_of_their_own(monkeypatch, capsys):
+    monkeypatch.setattr(start, "installed_line", partial(line_of, "1.39.0"))
+    monkeypatch.setattr(start.signal, "sigwait", lambda signals: signals)
+    start.check(["gate"], {})
+    with pytest.raises(SystemExit) as end:
+        start.become_gate([])
+    assert end.value.code == 0
+    assert "no gate is needed" in capsys.readouterr().out
+
+
+def test_a_gate_without_nginx_is_refused(monkeypatch):
+    monkeypatch.setattr(start, "installed_line", partial(line_of, "1.42.0"))
+    monkeypatch.setattr(start.shutil, "which", lambda name: None)
+    with pytest.raises(start.Refused, match="nginx"):
+        start.check(["gate"], {})
 
 
 @pytest.mark.slow
@@ -276,6 +297,23 @@ supernode()
     assert done.stdout == "['flower-supernode', '--insecure']\n"
     assert "ZeroDivisionError" in done.stderr
     assert "a thread of the SuperNode died" in done.stderr
+
+
+# ---- health.py -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_program_is_healthy_while_it_is_connected(family):
+    """Also over a socket of IPv6 to an address of IPv4, as gRPC's is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConnectionError):
+            health.require_connection(f"localhost:{port}")
+        with socket.socket(family) as program:
+            program.connect(("127.0.0.1" if family == socket.AF_INET else "::ffff:127.0.0.1", port))
+            health.require_connection(f"localhost:{port}")
+    with pytest.raises(ConnectionRefusedError):
+        health.require_connection(f"localhost:{port}")
 
 
 # ---- keys.py -------------------------------------------------------------------------------------

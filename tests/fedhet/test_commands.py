@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from fedhet.commands import at_least, number_between, reported_errors
 from fedhet.common.errors import ConfigError
+from fedhet.common.flower.line import line_of
 from fedhet.conf import compose, compose_overrides, with_open_keys
 from fedhet.help import check_flags
 from fedhet.launch import _prepare_results_dir, check_run
@@ -109,15 +111,15 @@ def test_words_that_cannot_start_are_refused_in_a_line(word, message, cwd):
 
 
 @pytest.mark.slow
-def test_another_flower_is_refused_by_the_runtimes_that_start_its_programs(monkeypatch):
-    monkeypatch.setattr(flower_install.importlib.metadata, "version", lambda _: "1.42.0")
-    for runtime in ("flower", "deployment"):
-        with pytest.raises(flower_install.LaunchError) as refusal:
+def test_an_older_flower_is_refused_by_the_runtimes_that_start_its_programs(monkeypatch):
+    for release in ("1.42.0", "1.99.0"):
+        monkeypatch.setattr(flower_install, "installed_line", partial(line_of, release))
+        for runtime in ("flower", "deployment"):
             check_run(compose({"runtime": runtime}), [])
-        assert str(refusal.value) == (
-            f"runtime={runtime} needs flwr 1.39, but 1.42.0 is installed: set runtime=local or "
-            "runtime=ray, or install flwr==1.39.0"
-        )
+    monkeypatch.setattr(flower_install, "installed_line", partial(line_of, "1.38.0"))
+    for runtime in ("flower", "deployment"):
+        with pytest.raises(flower_install.LaunchError, match=r"1\.38\.0"):
+            check_run(compose({"runtime": runtime}), [])
     for runtime in ("local", "ray"):
         check_run(compose({"runtime": runtime}), [])
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from fedhet.common.flower.line import installed_release, same_line
 from fedhet.common.kinds import is_address
-from fedhet.runtimes.flower_install import FLOWER, LaunchError
+from fedhet.runtimes.flower_install import LaunchError
 
 _SECONDS = 30.0
 _TITLE = "SuperLink API"
@@ -141,10 +142,11 @@ def check_reachable(connection: Connection) -> None:
         client.close()
     if title != _TITLE:
         raise LaunchError(f"{where} is not a SuperLink's Control: another program answers")
-    if release.split(".")[:2] != FLOWER.split("."):
+    here = installed_release()
+    if not same_line(release, here):
         raise LaunchError(
-            f"the SuperLink at {where} runs flwr {release}, but this launcher needs {FLOWER}: all "
-            "parties must run the same line"
+            f"the SuperLink at {where} runs flwr {release}, but {here} is installed here: install "
+            f"flwr=={release}, because releases of different lines do not understand each other"
         )
 
 

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
+from fedhet.common.flower.line import installed_line, installed_release
 from fedhet.common.results import Row, read_rows, write_rows
 from fedhet.common.run_events import ROW, START, Event, decode, encode, new_key
 from fedhet.conf import compose_overrides, resume_fingerprint
@@ -121,7 +122,10 @@ def listening(answer: bytes, context: ssl.SSLContext | None = None) -> Iterator[
         listener.close()
 
 
-def answer(title: str = "SuperLink API", version: str = "1.39.0") -> bytes:
+OTHER = "1.39.0" if installed_line().has_gate else "1.42.0"  # of the other line
+
+
+def answer(title: str = "SuperLink API", version: str = installed_release()) -> bytes:
     text = json.dumps({"info": {"title": title, "version": version}})
     return f"HTTP/1.1 200 OK\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode()
 
@@ -145,7 +149,8 @@ def authorities(tmp_path_factory) -> list[Path]:
         (b"", 0, 0, "SuperLink"),
         (answer(title="Other API"), 0, 0, "Control"),
         (b"HTTP/1.1 404 No\r\ncontent-length: 2\r\n\r\nno", 0, 0, "answers"),
-        (answer(version="1.41.0"), 0, 0, "1.41.0 1.39"),
+        (answer(version=OTHER), 0, 0, f"{OTHER} {installed_release()}"),
+        (answer(version="1.38.0"), 0, 0, "1.38.0"),
     ],
 )
 def test_control_is_reached_or_the_error_says_why_not(answer, tls, trusted, message, authorities):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Result
 from torch import nn
 
 from fedhet.client_app.state import ContextStateStore, FolderStateStore
@@ -556,3 +557,16 @@ def test_a_slot_that_makes_the_method_is_not_taken_and_then_dropped(method, slot
     given = {"server_optimizer": SGD(lr=0.5), "aggregator": Median()}[slot]
     with pytest.raises(ConfigError, match=rf"{method.name}.*{slot}"):
         built(method, **{slot: given})
+
+
+def test_flowers_should_stop_ends_a_run_after_a_finished_round():
+    """The callback of Flower 1.43: the rounds from 1 on, and the result so far."""
+    strategy, seen = built(FedAvg), []
+
+    def should_stop(round: int, result: Result) -> bool:
+        seen.append((round, sorted(result.train_metrics_clientapp)))
+        return round == 2
+
+    _, reports = run(strategy, rounds=5, should_stop=should_stop)
+    assert [report.round for report in reports] == [0, 1, 2]
+    assert seen == [(1, [1]), (2, [1, 2])]

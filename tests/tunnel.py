@@ -1,6 +1,7 @@
 """A tunnel to a port, such as ssh's, that can break.
 
-python -m tests.drills.tunnel HOST PORT    prints its own port; "cut" and "mend" come from its input
+python -m tests.tunnel HOST PORT           prints its own port; "cut" and "mend" come from its input
+python -m tests.tunnel HOST PORT OWN_HOST OWN_PORT    listens there until it is ended
 """
 
 import contextlib
@@ -10,11 +11,11 @@ import threading
 
 
 class Tunnel:
-    """Listens on a port of 127.0.0.1 and passes on what comes to a host and port."""
+    """Listens on a port, of 127.0.0.1 by default, and passes on what comes to a host and port."""
 
-    def __init__(self, target: tuple[str, int]) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, target: tuple[str, int], own: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        self._target, self._host = target, own[0]
+        self._listener = socket.create_server(own)
         self.port = self._listener.getsockname()[1]
         self._ends: list[socket.socket] = []
         self._listen()
@@ -29,7 +30,7 @@ class Tunnel:
 
     def mend(self) -> None:
         """Take connections again, on the same port."""
-        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._listener = socket.create_server((self._host, self.port))
         self._listen()
 
     def _listen(self) -> None:
@@ -39,7 +40,11 @@ class Tunnel:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = listener.accept()
-                far = socket.create_connection(self._target)
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:
+                    near.close()
+                    continue
                 self._ends += [near, far]
                 for source, sink in ((near, far), (far, near)):
                     threading.Thread(target=_pass_on, args=(source, sink), daemon=True).start()
@@ -53,7 +58,10 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    tunnel = Tunnel((sys.argv[1], int(sys.argv[2])))
+    names, ports = sys.argv[1::2], map(int, sys.argv[2::2])
+    tunnel = Tunnel(*zip(names, ports, strict=True))
     print(tunnel.port, flush=True)
+    if len(names) > 1:
+        threading.Event().wait()
     for command in sys.stdin:
         getattr(tunnel, command.strip())()
