@@ -334,6 +334,7 @@ class FederatedClient(NumPyClient):
             lr=lr,
             generator=generator,
             params=self._params,
+            optimizer=self.optimizer,
         )
 
     @torch.no_grad()

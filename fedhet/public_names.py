@@ -25,10 +25,16 @@ from fedhet.strategies.fedbabu import FedBABU as FedBABU
 from fedhet.strategies.fedbuff import FedAsync as FedAsync
 from fedhet.strategies.fedbuff import FedBuff as FedBuff
 from fedhet.strategies.fedcm import FedCM as FedCM
+from fedhet.strategies.feddecorr import FedDecorr as FedDecorr
 from fedhet.strategies.feddistill import FedDistill as FedDistill
 from fedhet.strategies.feddw import FedDW as FedDW
 from fedhet.strategies.feddyn import FedDyn as FedDyn
 from fedhet.strategies.fedexp import FedExP as FedExP
+from fedhet.strategies.fedgamma import FedGAMMA as FedGAMMA
+from fedhet.strategies.fedinit import FedInit as FedInit
+from fedhet.strategies.fedlc import FedLC as FedLC
+from fedhet.strategies.fedlc import LogitAdjustment as LogitAdjustment
+from fedhet.strategies.fedlesam import FedLESAM as FedLESAM
 from fedhet.strategies.fedma import FedMA as FedMA
 from fedhet.strategies.fedmrur import FedMRUR as FedMRUR
 from fedhet.strategies.fednova import FedNova as FedNova
@@ -41,6 +47,8 @@ from fedhet.strategies.fedrep import FedRep as FedRep
 from fedhet.strategies.fedrod import FedRoD as FedRoD
 from fedhet.strategies.fedsam import FedSAM as FedSAM
 from fedhet.strategies.fedsam import MoFedSAM as MoFedSAM
+from fedhet.strategies.fedsmoo import FedSMOO as FedSMOO
+from fedhet.strategies.fedspeed import FedSpeed as FedSpeed
 from fedhet.strategies.feduv import FedUV as FedUV
 from fedhet.strategies.lg_fedavg import LGFedAvg as LGFedAvg
 from fedhet.strategies.maecho import MAEcho as MAEcho
