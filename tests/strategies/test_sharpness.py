@@ -55,7 +55,7 @@ def test_fedinit_starts_beyond_the_received_model():
 def test_fedlesam_climbs_along_the_way_that_the_global_model_came():
     """Round 1 has no direction: x = .45. Then e = -rho for both: y = .45 - .1 g(.45 - .2).
 
-    g = (-.75, -7), y = (.525, 1.15), x = .8375. A client that is late, in its first round, has no e.
+    g = (-.75, -7), y = (.525, 1.15), x = .8375. A client that has its first round late has no e.
     """
     assert end(FedLESAM, 1, lambda: lesam(0.2)) == pytest.approx(0.45, abs=1e-6)
     assert end(FedLESAM, 2, lambda: lesam(0.2)) == pytest.approx(0.8375, abs=1e-6)
