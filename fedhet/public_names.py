@@ -10,6 +10,7 @@ from fedhet.runs import run as run
 from fedhet.runtimes.flower_install import LaunchError as LaunchError
 from fedhet.strategies.apfl import APFL as APFL
 from fedhet.strategies.average import Average as Average
+from fedhet.strategies.ccvr import CCVR as CCVR
 from fedhet.strategies.dense import DENSE as DENSE
 from fedhet.strategies.ditto import Ditto as Ditto
 from fedhet.strategies.ensemble import Ensemble as Ensemble

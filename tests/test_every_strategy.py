@@ -103,6 +103,7 @@ RECIPES = [
     (["strategy=fedlc"], 2.0),
     (["strategy=logit_adjustment"], 2.0),
     (["strategy=feddecorr"], 2.0),
+    (["strategy=ccvr"], None),
     (["strategy=moon"], 2.0),
     (["strategy=feduv"], 2.0),
     (["strategy=fedbabu"], 2.0),
