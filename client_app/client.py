@@ -344,6 +344,7 @@ class FederatedClient(NumPyClient):
             lr=lr,
             generator=generator,
             params=self._params,
+            optimizer=self.optimizer,
         )
 
     @torch.no_grad()

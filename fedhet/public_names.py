@@ -10,6 +10,7 @@ from fedhet.runs import run as run
 from fedhet.runtimes.flower_install import LaunchError as LaunchError
 from fedhet.strategies.apfl import APFL as APFL
 from fedhet.strategies.average import Average as Average
+from fedhet.strategies.ccvr import CCVR as CCVR
 from fedhet.strategies.dense import DENSE as DENSE
 from fedhet.strategies.ditto import Ditto as Ditto
 from fedhet.strategies.ensemble import Ensemble as Ensemble
@@ -26,10 +27,16 @@ from fedhet.strategies.fedbn import FedBN as FedBN
 from fedhet.strategies.fedbuff import FedAsync as FedAsync
 from fedhet.strategies.fedbuff import FedBuff as FedBuff
 from fedhet.strategies.fedcm import FedCM as FedCM
+from fedhet.strategies.feddecorr import FedDecorr as FedDecorr
 from fedhet.strategies.feddistill import FedDistill as FedDistill
 from fedhet.strategies.feddw import FedDW as FedDW
 from fedhet.strategies.feddyn import FedDyn as FedDyn
 from fedhet.strategies.fedexp import FedExP as FedExP
+from fedhet.strategies.fedgamma import FedGAMMA as FedGAMMA
+from fedhet.strategies.fedinit import FedInit as FedInit
+from fedhet.strategies.fedlc import FedLC as FedLC
+from fedhet.strategies.fedlc import LogitAdjustment as LogitAdjustment
+from fedhet.strategies.fedlesam import FedLESAM as FedLESAM
 from fedhet.strategies.fedma import FedMA as FedMA
 from fedhet.strategies.fedmrur import FedMRUR as FedMRUR
 from fedhet.strategies.fednova import FedNova as FedNova
@@ -42,6 +49,8 @@ from fedhet.strategies.fedrep import FedRep as FedRep
 from fedhet.strategies.fedrod import FedRoD as FedRoD
 from fedhet.strategies.fedsam import FedSAM as FedSAM
 from fedhet.strategies.fedsam import MoFedSAM as MoFedSAM
+from fedhet.strategies.fedsmoo import FedSMOO as FedSMOO
+from fedhet.strategies.fedspeed import FedSpeed as FedSpeed
 from fedhet.strategies.feduv import FedUV as FedUV
 from fedhet.strategies.lg_fedavg import LGFedAvg as LGFedAvg
 from fedhet.strategies.maecho import MAEcho as MAEcho

@@ -159,6 +159,7 @@ class LocalContext:
     # for random draws of a side; independent of the order of the batches
     generator: torch.Generator = field(default_factory=torch.Generator)
     params: Tensors = field(default_factory=dict)  # the model's trainable tensors by name, live
+    optimizer: LocalOptimizer | None = None  # takes the steps; a side may steer one that it knows
     num_steps: int = field(default=0, init=False)  # k, the steps taken
     first_pass: bool = field(default=True, init=False)  # at y_k, the first gradient of the step
     start: Tensors = field(init=False)  # y_0: x, unless the client or a ``begin`` moved the model

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
     ClientSide,
     LocalContext,
@@ -39,6 +38,7 @@ from fedhet.strategies.base import (
 from fedhet.strategies.components.tensor_selection import linear_classifier
 from fedhet.strategies.method import OWN_MODELS, Method
 from fedhet.strategies.parts import Parts
+from fedhet.strategies.statistics.class_counts import require_masking_loss
 
 HEAD = "fedrod_head"  # P, in the client state
 _WEIGHT, _BIAS = "head.weight", "head.bias"
@@ -62,13 +62,7 @@ class FedRoDClient(ClientSide):
         like = context.params[_WEIGHT]
         counts = torch.tensor(context.data.class_counts(), dtype=like.dtype, device=like.device)
         self.shift = counts.log()  # -inf for a class without examples
-        held = counts.nonzero().flatten()
-        if not context.loss(self.shift.expand(len(held), -1), held).isfinite():
-            raise ConfigError(
-                "strategy=fedrod: the balanced loss gives a class that a client lacks the logit "
-                "-inf, and task.loss is then not finite (does it smooth labels?): choose another "
-                "task.loss"
-            )
+        require_masking_loss(context, self.shift, "fedrod")
 
     def penalty(self, step: Step) -> Tensor:
         """Move P; return the term that turns the loss of G into the balanced one."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedhet.strategies.base import Step
+from fedhet.strategies.feddecorr import FedDecorr
 from fedhet.strategies.feddistill import FedDistill
 from fedhet.strategies.feddw import FedDW
 from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn
@@ -32,6 +33,7 @@ def manifold(**how):
 PENALTIES = {
     "fedprox": client_side(FedProx, mu=0.7),
     "feduv": client_side(FedUV),
+    "feddecorr": client_side(FedDecorr, beta=0.7),
     "feddistill": client_side(FedDistill, coefficient=0.7),
     "fedproto": client_side(FedProto, coefficient=0.7),
     "feddyn": client_side(FedDyn, alpha=0.7),

@@ -16,10 +16,14 @@ from fedhet.strategies.ditto import Ditto
 from fedhet.strategies.fedala import FedALA
 from fedhet.strategies.fedavg import FedAvg, FedAvgM
 from fedhet.strategies.fedcm import FedCM
+from fedhet.strategies.feddecorr import FedDecorr
 from fedhet.strategies.feddistill import FedDistill
 from fedhet.strategies.feddw import FedDW
 from fedhet.strategies.feddyn import FedDyn
 from fedhet.strategies.fedexp import FedExP
+from fedhet.strategies.fedinit import FedInit
+from fedhet.strategies.fedlc import FedLC, LogitAdjustment
+from fedhet.strategies.fedlesam import LESAM, FedLESAM
 from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fedntd import FedNTD
 from fedhet.strategies.fedper import FedPer
@@ -48,6 +52,8 @@ def run(method: type[Method], given=None, how=None) -> dict[str, torch.Tensor]:
 
 MEAN = {"aggregator": UniformMean()}
 FLAT = {"optimizer": lambda: sam(rho=0.0)}
+AHEAD = {"optimizer": lambda: LESAM(0.2, 0.0, 0.0, "all")}
+STILL = {"optimizer": lambda: LESAM(0.0, 0.0, 0.0, "all")}
 SHARP = {"optimizer": lambda: sam(rho=0.2)}
 FIRST = {"rounds": 1}
 NO_BIAS = {"model": Biasless}
@@ -79,6 +85,13 @@ SAME = {
     "feddistill coefficient=0": (FedDistill, {"coefficient": 0.0}, {}, fedavg),
     "feddw mu=0": (FedDW, {"mu": 0.0}, NO_BIAS, biasless),
     "fedntd beta=0": (FedNTD, {"beta": 0.0}, {}, fedavg),
+    "fedlc tau=0": (FedLC, {"tau": 0.0}, {}, fedavg),
+    "logit_adjustment tau=0": (LogitAdjustment, {"tau": 0.0}, {}, fedavg),
+    "feddecorr beta=0": (FedDecorr, {"beta": 0.0}, {}, fedavg),
+    "fedinit beta=0": (FedInit, {"beta": 0.0}, {}, plain_mean),
+    "fedinit, round 1": (FedInit, {}, FIRST, lambda: run(FedAvg, MEAN, FIRST)),
+    "fedlesam rho=0": (FedLESAM, {}, STILL, plain_mean),
+    "fedlesam, round 1": (FedLESAM, {}, AHEAD | FIRST, lambda: run(FedAvg, MEAN, FIRST)),
     "fedproto coefficient=0": (FedProto, {"coefficient": 0.0}, {}, fedavg),
     "fedproto, round 1": (FedProto, {}, FIRST, first_round),
     "fedala eta=0": (FedALA, {"eta": 0.0}, {}, fedavg),
@@ -117,6 +130,12 @@ DIFFERENT = {
     "feddw": (FedDW, {}, NO_BIAS, biasless),
     "feddw, bfloat16": (FedDW, {"mu": 10.0}, BOTH, lambda: run(FedAvg, {}, BOTH)),
     "fedntd": (FedNTD, {}, {}, fedavg),
+    "fedlc": (FedLC, {}, {}, fedavg),
+    "logit_adjustment": (LogitAdjustment, {}, {}, fedavg),
+    "feddecorr": (FedDecorr, {}, {}, fedavg),
+    "feddecorr, bfloat16": (FedDecorr, {}, BFLOAT16, lambda: run(FedAvg, {}, BFLOAT16)),
+    "fedinit": (FedInit, {}, {}, plain_mean),
+    "fedlesam": (FedLESAM, {}, AHEAD, plain_mean),
     "fedproto": (FedProto, {}, {}, fedavg),
     "fedala": (FedALA, {}, {}, fedavg),
     "feduv, last batches of one": (FedUV, {}, {}, fedavg),

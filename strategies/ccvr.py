@@ -1,0 +1,199 @@
+"""CCVR: no fear of heterogeneity: classifier calibration for federated learning with non-IID data.
+
+Luo, Chen, Hu, Zhang, Liang, Feng. NeurIPS 2021. https://arxiv.org/abs/2106.05001
+
+Under label skew the classifier is biased most. So the server trains it again, on features drawn
+from a Gaussian of each class (Algorithm 1). With z the features of the received model x, in eval
+mode and without augmentation, a client sends by class c
+
+    n_ic,   sum z,   sum z z^T                                   over its examples, in float64
+
+and the server takes mean and unbiased covariance of everybody's examples (eq. 3 and 4, exactly):
+
+    mu_c = sum z / n_c,   Sigma_c = (sum z z^T - n_c mu_c mu_c^T) / (n_c - 1)
+
+It draws ``samples`` features of each class that somebody holds, and trains x's classifier on them
+with SGD. The round's output is x as it was sent, with that classifier; training goes on from
+FedAvg's new x, with the same bits as FedAvg's. So the output is that of the round before, whose
+features are known; ``samples = 0`` is that x itself. The paper calibrates once, after training; so
+does one round from a stored model (``initial_model``).
+
+C (d^2 + d + 1) floats of 64 bits go up in every round. A class with one example has that example's
+features as its mean and no covariance. The paper's variant with Tukey's transform is left out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from fedhet.common.configured import Key
+from fedhet.common.kinds import Count, Positive, Seed, Share, Whole
+from fedhet.strategies.base import (
+    ClientSide,
+    Cohort,
+    LocalContext,
+    LocalOptimizer,
+    LocalSummary,
+    Payloads,
+    Reads,
+    Reply,
+    ReplySum,
+    ServerSide,
+    Shapes,
+    Tensors,
+)
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.components.tensor_selection import linear_classifier
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
+from fedhet.strategies.round.server_model import ServerModel
+
+MOMENTS = "feature_moments"
+COUNTS, SUMS, PRODUCTS = "counts", "sums", "products"
+_BATCH = 500  # examples at once; nothing depends on it but speed
+
+
+class CCVRClient(ClientSide):
+    """Sends, by class, the sums of the received model's features and of their products."""
+
+    by_class = True
+    sends = per_example = frozenset({MOMENTS})
+    dtypes = MappingProxyType({MOMENTS: torch.float64})
+
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
+        """Refuse a classifier that is not linear."""
+        linear_classifier(model, "CCVR trains again")
+
+    @torch.no_grad()
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Send counts (C,), sums (C, d) and products (C, d, d)."""
+        found = []
+        for inputs, labels in context.data.batches(_BATCH, generator=None, train=False):
+            features = context.global_model(inputs)[0].double()
+            members = one_hot(labels, context.num_classes).double()
+            products = torch.einsum("bc,bi,bj->cij", members, features, features)
+            found.append((members.sum(0), members.T @ features, products))
+        counts, sums, products = (torch.stack(parts).sum(0) for parts in zip(*found, strict=True))
+        return {MOMENTS: {COUNTS: counts, SUMS: sums, PRODUCTS: products}}
+
+
+class CCVRServer(ServerSide):
+    """Keeps the round's sums for the output."""
+
+    needs = frozenset({MOMENTS})
+
+    def init(self, params: Tensors) -> None:
+        """Note the classifier's shape."""
+        self.classes, self.width = params["head.weight"].shape
+
+    def expected(self) -> Shapes:
+        """Return the shapes of counts, sums and products."""
+        c, d = self.classes, self.width
+        return {MOMENTS: {COUNTS: (c,), SUMS: (c, d), PRODUCTS: (c, d, d)}}
+
+    def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
+        """Note the sums."""
+        self.moments = total.payloads[MOMENTS]
+
+
+class Calibrated:
+    """The output model: x as it was sent, with a classifier trained on drawn features."""
+
+    reads = Reads.SUM
+
+    def __init__(self, method: CCVR, server: CCVRServer) -> None:
+        self.samples, self.steps, self.batch_size = method.samples, method.steps, method.batch_size
+        self.lr, self.momentum, self.seed = method.lr, method.momentum, method.seed
+        self.server = server
+
+    def bind(self, network: ServerModel) -> None:
+        """Take the network."""
+        self._network = network
+
+    def __call__(
+        self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
+    ) -> dict[str, Tensor]:
+        """Return x with its buffers, and the calibrated classifier."""
+        model = self._network.model
+        state = model.state_dict()
+        buffers = {n for n, one in model.named_buffers() if one.is_floating_point() and n in state}
+        sent = {name: state[name].detach().cpu().clone() for name in {*params, *buffers}}
+        if self.samples == 0:
+            return sent
+        generator = torch.Generator().manual_seed(self.seed)
+        features, labels = drawn(self.server.moments, self.samples, generator)
+        head = copy.deepcopy(model.get_submodule("head")).cpu().requires_grad_(True)
+        self._train(head, features.to(head.weight.dtype), labels, generator)
+        return sent | {f"head.{name}": value.detach() for name, value in head.named_parameters()}
+
+    def _train(
+        self, head: nn.Module, features: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> None:
+        optimizer = SGD(momentum=self.momentum)
+        optimizer.start(dict(head.named_parameters()), self.lr)
+        for _ in range(self.steps):
+            chosen = torch.randint(len(labels), (self.batch_size,), generator=generator)
+            head.zero_grad()
+            with torch.enable_grad():
+                loss = cross_entropy(head(features[chosen]), labels[chosen])
+                loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.move()
+
+
+def gaussians(moments: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the held classes (H,), their means (H, d) and covariances (H, d, d), from the sums."""
+    held = (moments[COUNTS] > 0).nonzero().flatten()
+    counts = moments[COUNTS][held].double()[:, None]
+    means = moments[SUMS][held].double() / counts
+    squares = counts[..., None] * means[:, :, None] * means[:, None, :]
+    spread = moments[PRODUCTS][held].double() - squares
+    return held, means, spread / (counts[..., None] - 1).clamp_min(1)
+
+
+def drawn(moments: Tensors, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return features (H samples, d) and labels: as many of every class that somebody holds."""
+    held, means, covariances = gaussians(moments)
+    values, vectors = torch.linalg.eigh(covariances)
+    roots = vectors * values.clamp_min(0).sqrt()[:, None, :]  # root root^T = Sigma
+    noise = torch.randn(
+        len(held), samples, means.shape[1], generator=generator, dtype=torch.float64
+    )
+    features = means[:, None] + noise @ roots.mT
+    return features.flatten(0, 1), held.repeat_interleave(samples)
+
+
+class CCVR(Method):
+    """CCVR (Luo et al. 2021): evaluates FedAvg's model with a classifier that the server trains
+    again on Gaussian features of all classes; against label skew.
+    """
+
+    replaces = frozenset({"output"})
+    requires = MappingProxyType({"strategy.personal": "none", "strategy.output": None})
+
+    samples: Whole = 200
+    """features drawn of each class; 0: the classifier stays"""
+    steps: Count = 300
+    """steps of the classifier"""
+    batch_size: Count = 64
+    """features in a step"""
+    lr: Positive = 0.01
+    """step size of the classifier (SGD)"""
+    momentum: Share = 0.9
+    """momentum of the classifier"""
+    seed: Annotated[Seed, Key("seed")] = 0
+
+    def parts(self) -> Parts:
+        """Gather the moments, and calibrate the output."""
+        server = CCVRServer()
+        return Parts(
+            client_sides={"ccvr": CCVRClient()},
+            server_sides={"ccvr": server},
+            output=Calibrated(self, server),
+        )
