@@ -108,7 +108,7 @@ class SAM:
     def _ascend(self, params: list[Tensor]) -> None:
         """Move to y + e; the gradients are used up."""
         grads = [param.grad for param in params if param.grad is not None]
-        sizes = torch._foreach_abs(params) if self.adaptive else []
+        sizes: list[Tensor] = list(torch._foreach_abs(params)) if self.adaptive else []
         if self.adaptive:
             torch._foreach_mul_(grads, sizes)
         length = torch.stack(torch._foreach_norm(grads)).norm()

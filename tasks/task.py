@@ -197,19 +197,19 @@ class Task(Measured, Partitioned):
             train, held_out = self._hold_out(self.train_split, rows, client_id)
             if self.client_names and not self.partition.holdout:
                 held_out = self._own_test(self.client_names[client_id])
-        shift = self._shift_of(client_id)
-        data = self._tensors(train, device, channels_last, shift)
+        data = self._tensors(train, device, channels_last, self._shift_of(client_id, part=0))
         if held_out is None or len(held_out) == 0:
             return data, None
-        shift = None if shift is None else partial(shift, part=1)
+        shift = self._shift_of(client_id, part=1)
         return data, self._tensors(held_out, device, channels_last, shift)
 
-    def _shift_of(self, client_id: int) -> Shift | None:
+    def _shift_of(self, client_id: int, part: int) -> Shift | None:
         """Return what happens to a client's images; None: nothing."""
         if self.partition.name != SHIFT:
             return None
         seed = self.seed if self.partition.seed is None else self.partition.seed
-        return partial(FeatureShift.of_client(self.partition.options, seed, client_id), part=0)
+        shift = FeatureShift.of_client(self.partition.options, seed, client_id)
+        return partial(shift, part=part)
 
     def test_data(
         self, device: torch.device | str = "cpu", *, channels_last: bool = False
