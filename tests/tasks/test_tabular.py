@@ -4,13 +4,16 @@ import numpy as np
 import pandas
 import pytest
 import torch
+import yaml
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
 from fedhet.tasks import tabular
 from fedhet.tasks.column_statistics import MOST_CATEGORIES, ColumnStatistics, merged
+from fedhet.tasks.losses import balanced, cross_entropy, focal, weighted
 from fedhet.tasks.table_columns import Columns
 from tests.refused import refused
 from tests.tasks.plain import SITE, task_of
@@ -472,3 +475,62 @@ def test_a_row_of_nobody_is_refused(table):
         tabular.load(**options, classes=["y", "n"])
     with refused("no column bed", "task.client_column"):
         tabular.load(**{**options, "client_column": "bed"}, classes=["y", "n"])
+
+
+def test_a_site_gives_the_name_that_its_rows_have(table, tmp_path):
+    options = {"target": "y", "client_column": "ward", "fit": "federated"}
+    options |= {"numeric": ["age"], "categorical": []}
+    task = task_of("tabular", options, SITE, classes=["y", "n"], clients=3)
+    for rows, name in (([WARDS[0], WARDS[3]], "c"), (WARDS, None), ([], None)):
+        table.write_text("\n".join(["age,ward,y", *rows]))
+        assert task.name_of(0, table) == name
+
+
+def test_a_task_file_has_what_a_table_tells(table):
+    from fedhet.tools.task_file import task_file
+
+    table.write_text("\n".join(["age;ward;y", *(row.replace(",", ";") for row in WARDS)]))
+    keys = {"path": str(table), "target": "y", "client_column": "ward", "separator": ";"}
+    config = task_of("tabular", keys).config
+    values = yaml.safe_load(task_file(config, "wards"))
+    assert values["data_options"] == {
+        "fit": "federated",
+        "numeric": ["age"],
+        "categorical": [],
+        "separator": ";",
+    }
+    assert (values["name"], values["classes"]) == ("wards", ["n", "y"])
+    assert (values["target"], values["client_column"]) == ("y", "ward")
+    assert "path" not in values
+
+
+# -------------------------------------------------------------------------------- class weights
+def test_weights_of_classes_weigh_the_loss_that_is_trained_on():
+    logits, labels = torch.randn(8, 3), torch.tensor([0, 1, 2, 0, 0, 1, 2, 2])
+    weights = torch.tensor([1.0, 2.0, 0.5])
+    expected = torch.nn.functional.cross_entropy(logits, labels, weight=weights)
+    torch.testing.assert_close(weighted(cross_entropy, weights)(logits, labels), expected)
+    p = logits.softmax(1)[torch.arange(8), labels]
+    torch.testing.assert_close(focal(logits, labels), -((1 - p) ** 2 * p.log()).mean())
+    each = -((1 - p) ** 2 * p.log()) * weights[labels]
+    found = weighted(focal, weights)(logits, labels)
+    torch.testing.assert_close(found, each.sum() / weights[labels].sum())
+
+
+def test_balanced_weights_are_scikit_learns_of_the_classes_that_a_client_has():
+    labels = np.repeat([0, 2], [30, 10])
+    expected = compute_class_weight("balanced", classes=np.array([0, 2]), y=labels)
+    found = balanced(np.bincount(labels, minlength=3).tolist())
+    assert found.tolist() == pytest.approx([expected[0], 1.0, expected[1]])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"class_weights": "equal"}, {"class_weights": [1, 2, 3]}, {"class_weights": [1, -1]}]
+)
+def test_weights_that_do_not_fit_are_refused(table, wrong):
+    options = {"path": str(table), "target": "income"}
+    with refused("task.class_weights"):
+        task_of("tabular", options, classes=CLASSES, **wrong)
+    with refused("task.class_weights", "task.loss"):
+        keys = {"kind": "regression", "class_weights": "balanced"}
+        task_of("tabular", {**options, "target": "age"}, **keys)
