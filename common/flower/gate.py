@@ -63,6 +63,7 @@ http {{
     upstream superlink {{
         server {superlink};
         keepalive 32;
+        keepalive_timeout 3s;  # less than the SuperLink's 5 s: it must not close one that is used
     }}
     server {{
         listen {listen} ssl;
