@@ -130,7 +130,7 @@ class Calibrated:
         generator = torch.Generator().manual_seed(self.seed)
         features, labels = drawn(self.server.moments, self.samples, generator)
         head = copy.deepcopy(model.get_submodule("head")).cpu().requires_grad_(True)
-        self._train(head, features.to(head.weight.dtype), labels, generator)
+        self._train(head, features.to(params["head.weight"].dtype), labels, generator)
         return sent | {f"head.{name}": value.detach() for name, value in head.named_parameters()}
 
     def _train(

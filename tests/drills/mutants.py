@@ -237,6 +237,13 @@ MUTANTS = (
            "per_fedavg"),
     mutant("fedproto: unknown class", "torch.where(known, distances, 0.0).mean()", "distances.mean()",
            "fedproto"),
+    mutant("fedlc: sign", "-counts.pow(-0.25)", "counts.pow(-0.25)", "fedlc"),
+    mutant("feddecorr: variances", "squares.triu(diagonal=1)", "squares.triu()", "feddecorr"),
+    mutant("fedinit: side", "self.beta * (x - last)", "self.beta * (last - x)", "sharpness"),
+    mutant("fedsmoo: common", "add_(grad - self.common[name])", "add_(grad)", "sharpness"),
+    mutant("fedlesam: side", "subtract(context.state.get(RECEIVED, {}), context.anchor)",
+           "subtract(context.anchor, context.state.get(RECEIVED, context.anchor))", "sharpness"),
+    mutant("ccvr: unbiased", "(counts[..., None] - 1).clamp_min(1)", "counts[..., None]", "ccvr"),
     # ---- tasks
     mutant("dirichlet: balance", "shares = shares * (sizes < fair_share)", "pass", "partitions"),
     mutant("dirichlet: smallest", "min(map(len, rows)) >= self.min_size:", "True:", "partitions"),
