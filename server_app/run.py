@@ -45,6 +45,7 @@ from fedhet.server_app.listeners.calibration import CalibratedSets
 from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.messages import Alarm, RoundLine, SmallLastBatches
 from fedhet.server_app.listeners.rows import Rows
+from fedhet.server_app.listeners.sites import Sites
 from fedhet.server_app.listeners.stopping import Divergence, EarlyStopping, Stopping
 from fedhet.server_app.loggers import Loggers
 from fedhet.server_app.machine import machine
@@ -112,6 +113,7 @@ class Run:
         if best is not None:
             listeners.append(BestModel(best, checkpoints, parts.metadata))
         listeners.append(checkpoints)
+        listeners.append(Sites(self.folder, strategy, self._client_names))
         if parts.calibration.alphas:
             timeout = float(recipe.runtime.round_timeout_seconds)
             listeners.append(CalibratedSets(parts, int(recipe.seed), timeout))
@@ -119,6 +121,10 @@ class Run:
             options = local_training_config(recipe.local, recipe.strategy.phases)
             listeners.append(SmallLastBatches(options, strategy))
         return [*listeners, *([Alarm()] if self._may_be_hostile() else []), RoundLine()]
+
+    def _client_names(self) -> tuple[str, ...]:
+        """Return the clients' names; () where the server does not divide the examples."""
+        return self.parts.task.client_names if self.recipe.runtime.simulation else ()
 
     def _may_be_hostile(self) -> bool:
         """Return whether a client may be hostile: in a deployment, or if the recipe expects it."""

@@ -173,8 +173,9 @@ def read_run(folder: Path, name: str, source: int, *, resumed: bool = False) -> 
     settings = flat(plain)
     if settings.get("clients") == 0:  # whoever registered
         settings["clients"] = summary.get("clients", 0)
-    if summary.get("partition") == BY_CLIENT:  # nothing is divided: the run reads holdout alone
-        unread = {key for key in settings if key.startswith("partition.")} - {"partition.holdout"}
+    if summary.get("partition") == BY_CLIENT:  # nothing is divided
+        read = {"partition.holdout", "partition.unseen"}
+        unread = {key for key in settings if key.startswith("partition.")} - read
         settings = {key: value for key, value in settings.items() if key not in unread}
     known = bool(OmegaConf.select(recipe, "strategy.methods"))
     return Run(
