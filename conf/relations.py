@@ -148,8 +148,8 @@ def _check_clients(values: Mapping[str, Any]) -> None:
         cohort = max(1, int(float(values["participation"]) * trainers + 0.5))
     if values["min_replies"] > cohort:
         raise ConfigError(
-            f"min_replies={values['min_replies']}, but of the {trainers} clients that train at most "
-            f"{cohort} take part in a round (participation): set min_replies to {cohort} or less"
+            f"min_replies={values['min_replies']}, but of the {trainers} clients that train at "
+            f"most {cohort} take part in a round (participation): set min_replies to {cohort} or less"
         )
     enough = values["runtime"]["min_clients"]
     if enough is not None and enough > clients:
@@ -170,8 +170,8 @@ def _check_unseen(values: Mapping[str, Any]) -> None:
         )
     if unseen and "clients" in (values["strategy"].get("differential_privacy") or {}):
         raise ConfigError(
-            f"partition.unseen={list(unseen)}: strategy/differential_privacy divides by the clients "
-            "expected in a round, as if all could train; set partition.unseen=[], or "
+            f"partition.unseen={list(unseen)}: strategy/differential_privacy divides by the "
+            "clients expected in a round, as if all could train; set partition.unseen=[], or "
             "strategy/differential_privacy=none"
         )
 

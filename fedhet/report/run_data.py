@@ -32,6 +32,7 @@ from fedhet.common.results import (
 )
 from fedhet.conf import method_name
 from fedhet.report.layer_data import LayerFigures, read_layers
+from fedhet.report.site_data import SiteFigures, read_site_figures
 
 UNFINISHED = "unfinished"  # it has no summary.json, or other files than that says
 RUNNING = "running"  # the same while it goes on, as a live page has it
@@ -70,6 +71,7 @@ class Run:
     paper: Mapping[str, Any] | None = None  # the node of its recipe
     figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by package
     layers: LayerFigures | None = None  # of diagnostics.layers
+    sites: SiteFigures | None = None  # of evaluation.per_client or fedhet-evaluate --by-site
     folder: Path | None = field(default=None, compare=False)  # None: from a data file
 
     @property
@@ -192,6 +194,7 @@ def read_run(folder: Path, name: str, source: int, *, resumed: bool = False) -> 
         distrusted=_distrusted(rows),
         paper=paper,
         layers=read_layers(folder, LATE_ROUNDS) if status == COMPLETED else None,
+        sites=read_site_figures(folder, rows, summary) if status == COMPLETED else None,
         folder=folder,
     )
 

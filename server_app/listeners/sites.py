@@ -43,4 +43,3 @@ class Sites(Listener):
             for client in sorted(registry.num_examples)
         ]
         save_text(self._folder / SITES, json.dumps({"sites": sites}) + "\n")
-
