@@ -149,7 +149,8 @@ def _check_clients(values: Mapping[str, Any]) -> None:
     if values["min_replies"] > cohort:
         raise ConfigError(
             f"min_replies={values['min_replies']}, but of the {trainers} clients that train at "
-            f"most {cohort} take part in a round (participation): set min_replies to {cohort} or less"
+            f"most {cohort} take part in a round (participation): set min_replies to {cohort} or "
+            "less"
         )
     enough = values["runtime"]["min_clients"]
     if enough is not None and enough > clients:

@@ -149,7 +149,7 @@ def _sites_table(
     rows = []
     for site in sites:
         row: dict[str, object] = {"site": site.label}
-        row |= {"trained on": _count(site.examples), "evaluated on": _count(_evaluated_on(site))}
+        row |= {"examples": _count(site.total), "evaluated on": _count(site.evaluated_on)}
         for label, values in columns.items():
             notes = ["lowest" if larger_is_better(metric) else "highest"]
             notes = notes if site.client == worst[label] and len(means) > 1 else []
@@ -158,10 +158,6 @@ def _sites_table(
             row[label] = Entry(text, ", ".join(notes))
         rows.append(row)
     return Table(pd.DataFrame(rows), _caption(group, metric, len(means), len(sites)))
-
-
-def _evaluated_on(site: Site) -> int | None:
-    return site.held_out or site.examples
 
 
 def _count(number: int | None) -> str:

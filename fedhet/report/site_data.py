@@ -23,14 +23,24 @@ class Site:
 
     client: int
     name: str = ""  # "" if nobody has named it
-    examples: int | None = None  # that it trains on; None: the server does not know
-    held_out: int | None = None  # that it evaluates on
+    examples: int | None = None  # to train on; None: the server does not know
+    held_out: int | None = None  # to evaluate on
     unseen: bool = False  # it never trained
 
     @property
     def label(self) -> str:
         """Its name, or else its number."""
         return self.name or f"client {self.client}"
+
+    @property
+    def total(self) -> int | None:
+        """How many examples it has."""
+        return None if self.examples is None else self.examples + (self.held_out or 0)
+
+    @property
+    def evaluated_on(self) -> int | None:
+        """How many examples models are evaluated on there."""
+        return self.held_out or self.examples
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ def evaluate_sites(
     examples = _Examples(task, recipe)
     if cross and examples.trained_on:
         raise ConfigError(
-            f"--cross-site: in {folder} no site holds examples out, and a model is too good on what "
-            "it was trained on: run it with partition.holdout=0.2"
+            f"--cross-site: in {folder} no site holds examples out, and a model is too good on "
+            "what it was trained on: run it with partition.holdout=0.2"
         )
     names = list(recipe.evaluation.get("metrics", [])) if metrics is None else list(metrics)
     own: dict[int, dict[str, float]] = {}  # each site's own model there
