@@ -7,7 +7,7 @@ import faulthandler
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -24,7 +24,9 @@ from fedhet.client_app.runtime import (
     site_folder,
     task_of,
 )
+from fedhet.client_app.site_policy import SitePolicy
 from fedhet.conf import RunConfig, compose_overrides, fingerprint, overrides_of, versions
+from fedhet.strategies.round.registration import CANNOT_TRAIN, MOST_LETTERS, NAME
 from fedhet.strategies.wire.packed_records import with_plain_records
 from fedhet.strategies.wire.records import CLIENT, COLUMNS, config_of
 from fedhet.tasks import Functions
@@ -59,6 +61,7 @@ class Handlers:
             runtime = self._runtime(message, context)
             client_id = client_id_of(context, runtime.num_clients)
             data, held_out = runtime.client_data(client_id, site_folder(context))
+            why_not = runtime.why_not_train(client_id, site_folder(context))
         node_info: dict[str, int | str] = {
             **runtime.node_info,
             "partition-id": client_id,
@@ -66,6 +69,11 @@ class Handlers:
             "num-examples": len(data),
             "num-held-out": 0 if held_out is None else len(held_out),
         }
+        if why_not:
+            node_info[CANNOT_TRAIN] = why_not
+        given = context.node_config.get("site-name")
+        if name := given or runtime.task.name_of(client_id, site_folder(context)):
+            node_info[NAME] = str(name)[:MOST_LETTERS]
         if runtime.secure_aggregation is not None:
             runtime.secure_aggregation.check_client(len(data))
             node_info |= {"num-examples": 0, "num-held-out": 0}  # the server learns only sums
@@ -73,61 +81,70 @@ class Handlers:
 
     def columns(self, message: Message, context: Context) -> Message:
         """Register for a common fit of a table's columns, or send the site's statistics of them."""
-        with self._at_site(message, context):
+        with self._at_site(message, context) as policy:
             recipe = compose_overrides(tuple(self.words(context.run_config)))
             task = task_of(recipe, num_partitions_of(context), self.functions)
             client_id = client_id_of(context, task.num_clients)
             info = {"versions": str(versions()), **fingerprint(recipe)}
-            return columns_reply(task, client_id, site_folder(context), info, message)
+            reply = columns_reply(task, client_id, site_folder(context), info, message)
+            return reply if policy is None else policy.with_columns(reply)
 
     def train(self, message: Message, context: Context) -> Message:
         """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
-        with self._at_site(message, context):
+        with self._at_site(message, context) as policy:
             runtime = self._runtime(message, context)
             every, own = runtime.evaluate_every, runtime.evaluates_own
+            client_for = partial(runtime.client_for, context, policy=policy)
             if runtime.secure_aggregation is None:
-                return train_reply(runtime.client_for(context, message), message, every, own)
+                return train_reply(client_for(message), message, every, own)
             client_id = client_id_of(context, runtime.num_clients)
             return runtime.secure_aggregation.reply(
                 message,
                 context,
-                train=lambda asked: trained(runtime.client_for(context, asked), asked, every, own),
+                train=lambda asked: trained(client_for(asked), asked, every, own),
                 layout=runtime.layout,
                 seed=lambda asked: upload_seed(runtime.seed, client_id, asked),
             )
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Evaluate "params" on the client's own data: "loss" and "accuracy" out."""
-        with self._at_site(message, context):
+        with self._at_site(message, context) as policy:
             runtime = self._runtime(message, context)
-            finetune_epochs = int(runtime.evaluation.finetune_epochs)
-            return evaluate_reply(runtime.client_for(context, message), message, finetune_epochs)
+            client = runtime.client_for(context, message)
+            reply = evaluate_reply(client, message, int(runtime.evaluation.finetune_epochs))
+            return reply if policy is None else policy.evaluated(reply, client, runtime.task)
 
     def calibrate(self, message: Message, context: Context) -> Message:
         """Send sums and counts of the scores that "params" give the held-out examples."""
-        with self._at_site(message, context):
+        with self._at_site(message, context) as policy:
             runtime = self._runtime(message, context)
-            return calibrate_reply(runtime.client_for(context, message), message)
+            client = runtime.client_for(context, message)
+            if policy is not None and client.held_out is not None:
+                policy.require_examples(CALIBRATE, len(client.held_out))
+            return calibrate_reply(client, message)
 
     def _runtime(self, message: Message, context: Context) -> ClientRuntime:
         words, columns = tuple(self.words(context.run_config)), sent_columns(message)
         return client_runtime(context, words, self.functions, columns)
 
     @contextlib.contextmanager
-    def _at_site(self, message: Message, context: Context) -> Iterator[None]:
-        """Keep errors' texts here, and end when the server no longer waits; in no simulation.
+    def _at_site(self, message: Message, context: Context) -> Iterator[SitePolicy | None]:
+        """Refuse what the site's policy forbids, and yield that policy.
+
+        Keep errors' texts here, and end when the server no longer waits; in no simulation.
 
         A SuperNode waits for its executor without end, so a client that hangs would never take
         part again. So the process ends with a traceback; a simulation's plays other clients, too.
         """
-        if _is_simulation(tuple(self.words(context.run_config))):
-            yield
+        words = tuple(self.words(context.run_config))
+        if _is_simulation(words):
+            yield SitePolicy.admitting(message, context, words)
             return
         seconds = float(config_of(message).get("timeout-seconds", message.metadata.ttl))
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
         try:
             with kept_at_site():
-                yield
+                yield SitePolicy.admitting(message, context, words)
         finally:
             faulthandler.cancel_dump_traceback_later()
 

@@ -73,6 +73,8 @@ class FederatedClient(NumPyClient):
     sides: Mapping[str, ClientSide] = field(default_factory=dict)
     seed: int = 0  # of the run: with round and id it seeds batches, augmentation and dropout
     held_out: ClientData | None = None  # examples that are not trained on, for ``evaluate``
+    # of (logits, labels), to train on; None: ``loss``
+    training_loss: Callable[[Tensor, Tensor], Tensor] | None = None
     # tensors that are kept in the client state and never sent
     personal: TensorSelector = field(default_factory=lambda: TensorSelector("none"))
     test_data: ClientData | None = None  # the global test set, in a simulation
@@ -176,14 +178,14 @@ class FederatedClient(NumPyClient):
             "penalty" and "penalty-share" of the objective (means, if there are penalties), the
             sides' measurements, and if asked for the scores of x and of y_i.
         """
-        trained = self.train(parameters, config)
+        num_examples, metrics = self.train(parameters, config)
         self.save_state(config)
-        return trained
+        return self.get_parameters(config), num_examples, metrics
 
     def train(
         self, parameters: NDArrays, config: dict[str, Scalar]
-    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Do what ``fit`` does, but leave the client state in ``state``."""
+    ) -> tuple[int, dict[str, Scalar]]:
+        """Do what ``fit`` does, but leave y_i in the model and the client state in ``state``."""
         round = int(config["round"])
         experiment = str(config.get("experiment", "experiment"))
         version = int(config.get("state-round", 0))
@@ -230,7 +232,15 @@ class FederatedClient(NumPyClient):
         if config.get("evaluate-trained", False):
             with self._own_model(context):
                 metrics |= self._evaluate_own()
-        return self.get_parameters(config), summary.num_examples, metrics
+        return summary.num_examples, metrics
+
+    @torch.no_grad()
+    def change_since(self, received: Tensors) -> dict[str, Tensor]:
+        """Return y_i - x of the shared tensors, in host memory; ``received`` is x."""
+        return {
+            name: torch.sub(self._tensors[name].cpu(), x, out=torch.empty_like(x))
+            for name, x in ((name, received[name]) for name in self.shared_names)
+        }
 
     def save_state(self, config: Mapping[str, Scalar]) -> None:
         """Store ``state``, if there is any, as the version of the config's round."""
@@ -328,7 +338,7 @@ class FederatedClient(NumPyClient):
             received=on_device(self.received),
             state=on_device(state),
             data=self.data,
-            loss=self.loss,
+            loss=self.training_loss or self.loss,
             round=round,
             batch_size=self.options.batch_size,
             lr=lr,

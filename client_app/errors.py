@@ -11,6 +11,10 @@ import traceback
 from collections.abc import Iterator
 
 from fedhet.common.errors import SetupError
+from fedhet.common.outside import no_exit
+
+# What runs the user's functions and modules, whose errors may quote the data.
+_READS_DATA = ("fedhet.tasks.", "fedhet.common.outside.", "fedhet.common.text_files.")
 
 
 class SiteError(RuntimeError):
@@ -21,7 +25,8 @@ class SiteError(RuntimeError):
 def kept_at_site() -> Iterator[None]:
     """Raise a SiteError in the place of each error; its cause, in the site's log, says the rest."""
     try:
-        yield
+        with no_exit("the user's code"):
+            yield
     except Exception as error:
         raise SiteError(told(error)) from error
 
@@ -34,7 +39,7 @@ def told(error: Exception) -> str:
     frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
     raised_in = str(frame.f_globals.get("__name__"))
     own = type(error).__module__.startswith("fedhet.") or isinstance(error, OSError)
-    reads_data = not raised_in.startswith("fedhet.") or f"{raised_in}.".startswith("fedhet.tasks.")
+    reads_data = not raised_in.startswith("fedhet.") or f"{raised_in}.".startswith(_READS_DATA)
     if isinstance(error, SetupError) or (own and not reads_data):
         return str(error)
     return f"{type(error).__name__} in {raised_in}, line {line}; the site's log has its text"

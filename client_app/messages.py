@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import NDArrays, Scalar
 
@@ -93,12 +92,11 @@ def _train(
     anchor, record = received.pop(PARAMS), record_in(content, PARAMS, ArrayRecord)
     client.begin_as(received.pop(KEPT, {}))
     client.received, client.decoded = received, None if record is None else (record, anchor)
-    arrays, num_examples, metrics = client.train(
+    num_examples, metrics = client.train(
         [anchor[name].numpy() for name in client.shared_names], config
     )
     row = {"partition-id": client.client_id, "num-examples": num_examples, **_numbers(metrics)}
-    local = dict(zip(client.shared_names, map(torch.from_numpy, arrays), strict=True))
-    changes = {name: value.sub_(anchor[name]) for name, value in local.items()}
+    changes = client.change_since(anchor)
     reply = Reply(
         client_id=client.client_id,
         num_examples=num_examples,

@@ -14,8 +14,11 @@ from torch import nn
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.messages import trained, without_state
+from fedhet.client_app.site_policy import POLICY, SitePolicy
 from fedhet.client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
+from fedhet.client_app.trainable import why_not
 from fedhet.common.errors import ConfigError
+from fedhet.common.files import stamp
 from fedhet.conf import (
     build_local_optimizer,
     build_part,
@@ -56,7 +59,7 @@ class ClientRuntime:
     """What the clients of one process share, built once and not for every message.
 
     Optimizer and sides are prototypes; every client gets copies. The clients use the model one
-    after the other; ``client`` is the last. ``examples`` caches up to ``_CACHE_BYTES``.
+    after the other; ``client`` is the last. Examples are cached, up to ``_CACHE_BYTES``.
 
     Args:
         recipe: composed.
@@ -111,7 +114,7 @@ class ClientRuntime:
         self.attack: Attack | None = build_part(recipe, "attack", tensors)
         if self.attack is not None:
             self.attack.white = black_and_white(self.task, self.device)[1]
-        self.examples: dict[int, Examples] = {}
+        self._examples: dict[int, tuple[object, Examples]] = {}  # with the stamp of their folder
         self._cached_bytes = 0
         self.client: FederatedClient | None = None
 
@@ -129,26 +132,41 @@ class ClientRuntime:
 
     def client_data(self, client_id: int, site_folder: Path | None) -> Examples:
         """Return a client's training and held-out examples, on the device."""
-        if client_id in self.examples:
-            return self.examples[client_id]
+        content = stamp(str(site_folder)) if site_folder else ()
+        known, examples = self._examples.get(client_id, (None, None))
+        if examples is not None and known == content:
+            return examples
         data, held_out = self.task.client_data(
             client_id, self.device, channels_last=self.channels_last, site_folder=site_folder
         )
         size = sum(part.num_bytes for part in (data, held_out) if part is not None)
         if self._cached_bytes + size < _CACHE_BYTES:
-            self.examples[client_id] = data, held_out
+            self._examples[client_id] = content, (data, held_out)
             self._cached_bytes += size
         return data, held_out
 
-    def client_for(self, context: Context, message: Message) -> FederatedClient:
-        """Return the client that a node plays, ready for a message."""
+    def why_not_train(self, client_id: int, site_folder: Path | None) -> str:
+        """Return why a client must fail to train; empty if nothing speaks against it."""
+        data, _ = self.client_data(client_id, site_folder)
+        return why_not(self.model, data, self.options, self.optimizer)
+
+    def client_for(
+        self, context: Context, message: Message, policy: SitePolicy | None = None
+    ) -> FederatedClient:
+        """Return the client that a node plays, ready for a message; its replies obey ``policy``."""
         client_id = client_id_of(context, self.num_clients)
         torch.set_num_threads(self.client_cpus)
         site = site_folder(context)
-        return self._client(client_id, self._store(context, message, client_id), site, message)
+        store = self._store(context, message, client_id)
+        return self._client(client_id, store, site, message, policy)
 
     def _client(
-        self, client_id: int, store: ClientStateStore, site: Path | None, asked: Message | None
+        self,
+        client_id: int,
+        store: ClientStateStore,
+        site: Path | None,
+        asked: Message | None,
+        policy: SitePolicy | None = None,
     ) -> FederatedClient:
         """Return a client; a hostile one attacks if ``asked``."""
         data: ClientData
@@ -158,6 +176,8 @@ class ClientRuntime:
             attack = copy.copy(self.attack)
             attack.benign = partial(self._benign, client_id, asked)
             data, sides[ATTACK] = attack.data(data), attack
+        if policy is not None:
+            sides[POLICY] = policy.side(data, held_out, self.task)
         if self.client is None:
             self.client = FederatedClient(
                 client_id=client_id,
@@ -178,6 +198,7 @@ class ClientRuntime:
             )
         else:
             self.client = self.client.rebind(client_id, data, held_out, optimizer, sides, store)
+        self.client.training_loss = self.task.training_loss(data.class_counts)
         return self.client
 
     def _benign(self, client_id: int, message: Message) -> list[Reply]:
@@ -259,9 +280,15 @@ def client_runtime(
     functions: Functions | None,
     columns: str | None = None,
 ) -> ClientRuntime:
-    """Return the runtime of a recipe and a node's config; built once per process."""
+    """Return the runtime of a recipe and a node's config; built once per run in a process.
+
+    It is built anew if the files that ``task.path`` names change.
+    """
     device = str(context.node_config.get("device", ""))
-    return _build_runtime(overrides, device, num_partitions_of(context), functions, columns)
+    path = compose_overrides(overrides).task.get("path")
+    content = (context.run_id, stamp(path) if path else ())
+    size = num_partitions_of(context)
+    return _build_runtime(overrides, device, size, functions, columns, content)
 
 
 @lru_cache(maxsize=2)
@@ -271,5 +298,6 @@ def _build_runtime(
     num_partitions: int,
     functions: Functions | None,
     columns: str | None,
+    content: tuple[object, ...],  # what the examples were loaded from
 ) -> ClientRuntime:
     return ClientRuntime(compose_overrides(overrides), device, num_partitions, functions, columns)

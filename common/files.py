@@ -80,6 +80,47 @@ def remove_unfinished(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def subfolders(folder: Path, seen: set[Path]) -> list[Path]:
+    """Return the folders in a folder by name, without hidden ones; links to folders are followed.
+
+    Each folder is returned once in a walk whose steps share ``seen``, and a link to a folder that
+    holds it never is, so no loop of links is endless.
+    """
+    here = folder.resolve()
+    seen.add(here)
+    found: list[Path] = []
+    for child in sorted(folder.iterdir()):
+        if child.name.startswith(".") or not child.is_dir():
+            continue
+        real = child.resolve()
+        if real not in seen and not here.is_relative_to(real):
+            seen.add(real)
+            found.append(child)
+    return found
+
+
+def folders_below(folder: Path, seen: set[Path] | None = None) -> Iterator[Path]:
+    """Yield a folder and all below it; see :func:`subfolders`."""
+    seen = set() if seen is None else seen
+    yield folder
+    for child in subfolders(folder, seen):
+        yield from folders_below(child, seen)
+
+
+def stamp(place: str) -> tuple[object, ...]:
+    """Return what changes if a file, or one that is directly in a folder, is written anew.
+
+    It is empty for a place that is not there, such as a name on the Hugging Face hub.
+    """
+    path = Path(place).expanduser()
+    try:
+        inside = sorted(os.scandir(path), key=lambda one: one.name) if path.is_dir() else ()
+        stats = [path.stat(), *(one.stat() for one in inside if one.is_file())]
+    except OSError:
+        return ()
+    return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in stats)
+
+
 def last_lines(path: Path, count: int) -> str:
     """Return the last ``count`` lines of a log that are not blank."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]

@@ -13,6 +13,7 @@ A row of metrics.jsonl:
     elapsed_seconds          since the start of the run, earlier processes included
     bytes_up, bytes_down     payload bytes of the round
     clients                  ids of the clients whose replies were valid
+    client_names             their names, if they have some; a summary has them by id
     failures                 one sentence for each reply that was lost or rejected, in training or
                              in the evaluation at the clients
     left_out, down_weighted  under a robust aggregator: ids of clients that did not count; by client
@@ -44,9 +45,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,8 @@ SITES = "sites.json"  # who the clients are: names, numbers of examples, who nev
 BY_SITE = "by_site.json"  # what fedhet-evaluate --by-site has measured at each site
 PERSONAL_ACCURACY = "personal_accuracy"  # of the clients' own models on their own examples
 AT_CLIENTS = ("client_accuracy", "client_loss")  # on what they hold out (evaluation.clients)
+_FAILURE = re.compile(r"client (\d+): (.*)", re.DOTALL)  # in a row
+_SHOWN_CLIENTS = 10
 _SYNC_SECONDS = 1.0  # a sync takes 2 ms: more than a short round
 
 
@@ -230,6 +234,25 @@ def _rows_of(lines: bytes, path: Path) -> list[Row]:
         if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
             raise DamagedFileError(f"{path} is damaged: line {number} is not a row with its round")
     return rows
+
+
+def said_once(failures: Iterable[str]) -> list[str]:
+    """Return a round's failures with each reason once, beside the clients that have it."""
+    clients: dict[str, list[str]] = {}
+    for failure in failures:
+        found = _FAILURE.fullmatch(failure)
+        name, reason = found.groups() if found else ("", failure)
+        clients.setdefault(reason, []).append(name)
+    return [f"{_named(names)}{reason}" for reason, names in clients.items()]
+
+
+def _named(clients: Sequence[str]) -> str:
+    if not clients[0]:  # a failure that is of no client
+        return ""
+    if len(clients) == 1:
+        return f"client {clients[0]}: "
+    more = ", ..." if len(clients) > _SHOWN_CLIENTS else ""
+    return f"{len(clients)} clients ({', '.join(clients[:_SHOWN_CLIENTS])}{more}): "
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException, InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     InterpolationKeyError,
@@ -29,6 +29,8 @@ from omegaconf.errors import (
 from yaml import YAMLError
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.nested import leaves
+from fedhet.common.outside import import_target
 from fedhet.conf.check import checked
 from fedhet.conf.composition import composed
 from fedhet.conf.composition import quoted as quoted
@@ -40,7 +42,7 @@ from fedhet.conf.relations import joined_methods
 
 PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")
 # Where a run happens and what it writes: each site's own, not part of the recipe.
-SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger")
+SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger", "site")
 # Notes on a run, which change nothing in it.
 NOTES = ("objective", "choice", "paper", "diagnostics", "calibration")
 # Folders of each machine, whose content belongs to the recipe.
@@ -149,8 +151,10 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     refer to as ``${task.classifier_tensors}``.
     """
     try:
+        node = OmegaConf.select(recipe, key)
+        require_classes(key, node)
         with model_known(recipe, classifier_tensors):
-            part = instantiate(OmegaConf.select(recipe, key), _convert_="all")
+            part = instantiate(node, _convert_="all")
     except InterpolationKeyError as error:
         raise ConfigError(
             f"{key} refers to keys of a method that strategy={method_name(recipe)} does not have: "
@@ -165,13 +169,20 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     return dict(sorted(part.items())) if isinstance(part, dict) else part
 
 
+def require_classes(key: str, node: Any) -> None:
+    """Refuse a ``_target_`` of a part that names no class or function."""
+    if not isinstance(node, DictConfig):
+        return
+    for name, target in leaves(_plain(node, resolve=False)):
+        if name.rpartition(".")[2] == "_target_" and target is not None:
+            import_target(f"{key}.{name}", target)
+
+
 def _refused(key: str, error: InstantiationException) -> Exception:
     """Return why the classes of a node cannot be built."""
     cause = error.__cause__
     if isinstance(cause, ValueError):  # ours: it names the key and what is allowed
         return cause
-    if str(error).startswith("Error locating target"):
-        return ConfigError(f"{key}._target_ cannot be imported: {one_line(str(cause))}")
     if isinstance(cause, TypeError):
         return ConfigError(f"{key} cannot be built: {one_line(str(cause))}")
     return error
@@ -183,13 +194,9 @@ def check_loggers(loggers: DictConfig) -> None:
     Only the server has their packages, and some of them begin to write.
     """
     for name, node in _plain(loggers, resolve=True).items():
-        target = node.pop("_target_")
+        found = import_target(f"logger.{name}._target_", node.pop("_target_"))
         try:
-            signature(get_object(target)).bind(**node)
-        except ImportError as error:
-            why = one_line(str(error))
-            line = f"logger.{name}._target_={target} cannot be imported: {why}"
-            raise ConfigError(line) from None
+            signature(found).bind(**node)
         except TypeError as error:
             raise ConfigError(f"logger.{name} cannot be built: {error}") from None
 
@@ -211,15 +218,29 @@ def _plain(node: DictConfig, *, resolve: bool) -> dict[str, Any]:
 
 
 def resolved(recipe: DictConfig, classifier_tensors: int) -> dict[str, Any]:
-    """Return the recipe with all references resolved, as plain values."""
+    """Return the recipe with its references resolved, as plain values that may be shared.
+
+    A value from the environment may be a secret: its reference ``${oc.env:NAME}`` stays.
+    """
     with model_known(recipe, classifier_tensors):
-        return _plain(recipe, resolve=True)
+        shared: Any = _escaped(OmegaConf.to_container(recipe))
+    return _plain(OmegaConf.create(shared), resolve=True)
 
 
 def config_yaml(recipe: DictConfig, classifier_tensors: int) -> str:
-    """Return the recipe with all references resolved, as YAML."""
-    with model_known(recipe, classifier_tensors):
-        return OmegaConf.to_yaml(recipe, resolve=True)
+    """Return :func:`resolved` as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.create(resolved(recipe, classifier_tensors)))
+
+
+def _escaped(node: Any) -> Any:
+    """Return a part of a recipe in which references to the environment are plain text."""
+    if isinstance(node, dict):
+        return {key: _escaped(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_escaped(value) for value in node]
+    if isinstance(node, str) and "${oc.env:" in node:
+        return node.replace("${", "\\${")
+    return node
 
 
 @contextmanager

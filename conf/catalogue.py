@@ -9,7 +9,6 @@ imported.
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import json
 import re
@@ -24,6 +23,7 @@ from pydantic import TypeAdapter
 from fedhet.common.configured import MISSING, Configured, Field, Option, fields, section_of
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import in_words, short_words
+from fedhet.common.outside import import_name
 
 FILE = Path(__file__).with_name("catalogue.json")
 METHODS = "strategy"  # the group of the methods; the others have options
@@ -106,11 +106,7 @@ def load(path: str) -> type[Any]:
     Raises:
         ConfigError: if there is none.
     """
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"strategy={path} cannot be imported: {error}") from None
+    found = import_name("strategy", path)
     if not (
         isinstance(found, type)
         and issubclass(found, Configured)

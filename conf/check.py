@@ -31,12 +31,13 @@ from fedhet.conf.mistakes import (
 )
 from fedhet.conf.relations import check_relations
 from fedhet.conf.schema import Recipe
-from fedhet.conf.schema.lookup import Key, fields_of, locate, variants_of
+from fedhet.conf.schema.lookup import Key, fields_of, keys_below, locate, variants_of
 
 _UNRESOLVED = ("optimizers", "paper", "choice")  # of classes, or read by one command alone
 _OF_STRATEGY = ("personal", "phases", "allow_stacked_corrections")  # the rest is built
 _REFERENCE = re.compile(r"\$\{(?:[\w.]+:)?([A-Za-z_]\w*(?:\.\w+)*)")
 _OPTION = re.compile(r"(?:\+\+)?task\.(data_options|model_options)\.(\w+)[.=]")
+_MOVED = ("path", "target")  # out of the options of a data function
 _OPEN = ("strategy.methods", "paper", "choice", "local.optimizers", "logger")
 
 
@@ -188,13 +189,39 @@ def _line(kind: str, key: Key, values: Mapping[str, Any]) -> str:
         return f"{key.name} is missing: it must be {key.allowed}"
     choices = _choices(key)
     if choices:
-        near = did_you_mean(str(value), choices)
+        near = _as_reference(key, value, choices[-1]) or did_you_mean(str(value), choices)
         return f"{key.name}={shown(value)} is unknown{near}; allowed: {', '.join(choices)}"
     allowed = key.allowed or in_words(dict)
     if isinstance(value, int) and value > MOST and "at least" in allowed:
         allowed = f"{allowed}, and at most {MOST}"
-    hint = f" (write {key.name}={_SWITCHES[value.lower()]})" if _is_switch(value, allowed) else ""
+    hint = _hint(key, value, allowed)
     return f"{key.name}={shown(value)} is not allowed: it must be {allowed}{hint}"
+
+
+def _hint(key: Key, value: Any, allowed: str) -> str:
+    """Return how a value of the wrong type is probably meant."""
+    if _is_switch(value, allowed):
+        return f" (write {key.name}={_SWITCHES[value.lower()]})"
+    if key.name == "local.epochs" and isinstance(value, float):
+        return "; for a part of an epoch write local.epochs=null local.steps=K, optimizer steps"
+    if key.name == "resume" and isinstance(value, str):
+        return f" (write resume=true results_dir={value})"
+    if allowed.startswith("a list") and isinstance(value, str | int | float):
+        return f" (write {key.name}=[{value}])"
+    if allowed.startswith("a mapping") and not isinstance(value, Mapping):
+        names = [one.name for one in keys_below(Recipe) if one.path[:-1] == key.path]
+        return f"; set {', '.join(names)}" if names else ""
+    return _as_reference(key, value, allowed)
+
+
+def _as_reference(key: Key, value: Any, allowed: str) -> str:
+    """Return how a class or a function is named that was named by a file, or with dots alone."""
+    if not (isinstance(value, str) and allowed.endswith("package.module:function")):
+        return ""
+    module, _, name = value.rpartition(".")
+    if name == "py":
+        return f" (write {key.name}={module.replace('/', '.')}:NAME, NAME in that file)"
+    return f" (write {key.name}={module}:{name})" if module and ":" not in value else ""
 
 
 _NO_MAPPING = ("dict_type", "model_type", "model_attributes_type")
@@ -240,6 +267,8 @@ def _check_options(task: str, words: Sequence[str]) -> None:
         if found is None:
             continue
         group, name = found.groups()
+        if group == "data_options" and name in _MOVED:
+            raise ConfigError(f"task.data_options.{name}: the key is task.{name} now")
         known = options_in_file(task, group)
         if known and name not in known:
             raise ConfigError(

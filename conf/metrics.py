@@ -20,7 +20,7 @@ from fedhet.common.metrics import (
     own_names,
     row_name,
 )
-from fedhet.conf.project import is_function_name
+from fedhet.common.outside import is_name
 from fedhet.conf.schema import FIGURES
 
 _SWITCHES = {CLIENT: "evaluation.clients", RECEIVED: "evaluation.received"}
@@ -71,7 +71,7 @@ def check_metrics(values: Mapping[str, Any]) -> None:
 def _check_own(word: str, words: Sequence[str]) -> None:
     """Refuse a function that cannot be found, or whose name says something else in rows."""
     start, name = f"evaluation.metrics={word}", row_name(word)
-    if not is_function_name(word) or not name.isidentifier():
+    if not is_name(word) or not name.isidentifier():
         raise ConfigError(
             f"{start} names no function: write package.module:function, such as "
             "my_project.metrics:within_ten_percent"
@@ -146,7 +146,7 @@ def _sent(strategy: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 def hides_scores(strategy: Mapping[str, Any]) -> str | None:
     """Return what keeps a single client's scores from the server, as a word; None: nothing."""
     privacy = strategy.get("differential_privacy") or {}
-    if str(privacy.get("_target_")).endswith(".mechanisms.Local"):
+    if str(privacy.get("_target_")).endswith(".differential_privacy.Local"):
         return _LOCAL
     return "strategy/secure_aggregation" if strategy.get("secure_aggregation") else None
 

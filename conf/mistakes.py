@@ -19,6 +19,7 @@ from fedhet.common.errors import ConfigError, did_you_mean, is_list
 from fedhet.common.nested import leaves
 from fedhet.conf.catalogue import LOCAL_OPTIMIZERS, METHODS, is_own, method_of, methods, options
 from fedhet.conf.composition import can_be_read, quoted, typed, with_open_keys
+from fedhet.conf.other_words import key_here, option_here
 from fedhet.conf.project import conf_folders, where_looked
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of, variants_of
@@ -44,6 +45,8 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
     """
     known = [one for one in known_keys(values) if one != key]
     group, _, name = key.rpartition(".")
+    top = key.partition(".")[0]
+    below = [one for one, _ in leaves({top: values.get(top) or {}}) if one.endswith(f".{name}")]
     if group == "task" and key in known_keys(values):
         return f"unknown key {key}: this task's file leaves it out; write +{key}={value}"
     if owners := _owners(key):
@@ -51,20 +54,28 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
         named = " or ".join(option.partition("=")[2] for option in owners[:_SHOWN])
         more = " or another" if len(owners) > _SHOWN else ""
         kind = "task.inputs" if owner == "task" else owner
-        return f"unknown key {key}: it belongs to {kind}={named}{more}{_chosen(owner, values)}"
+        line = f"unknown key {key}: it belongs to {kind}={named}{more}{_chosen(owner, values)}"
+        return f"{line}, which has {below[0]}" if below else line
     nested = [one for one in groups() if one.endswith(f"/{key}")]
     if nested and str(value) in options_of(nested[0]):
         return f"unknown key {key}: write {nested[0]}={value}"
     siblings = [one.removeprefix(f"{group}.") for one in known if _parent(one) == group]
     siblings += [] if group else [one for one in groups() if "/" not in one]
     near = [f"{group}.{one}" if group else one for one in get_close_matches(name, siblings, 3, 0.6)]
+    near = below or near
     near += [one for one in known if one.rpartition(".")[2] == name]
-    near = near or get_close_matches(key, known, 3, 0.6)
     line = f"unknown key {key}"
+    if not below and (written := key_here(key, value)):
+        return f"{line}: write {written}"
+    near = near or get_close_matches(key, known, 3, 0.6)
     if near:
         line += f": did you mean {' or '.join(list(dict.fromkeys(near))[:3])}?"
     if group and siblings:
         line += f"; {group} has: {', '.join(siblings)}"
+    if group == "task":
+        line += (
+            "; your model's function takes task.model_options.*, your data's task.data_options.*"
+        )
     return line if near or (group and siblings) else f"{line}; `fedhet --help` lists all keys"
 
 
@@ -110,7 +121,9 @@ def explain(
         return ConfigError(f"{line}{text}")
     if text.startswith(NO_OPTION):
         chosen = [word for word in words if word.lstrip("+").partition("=")[0] in ("", *groups())]
-        return ConfigError(f"{' '.join(chosen)}: a group takes the name of an option, or [a,b]")
+        allowed = [options_of(word.lstrip("+").partition("=")[0]) for word in chosen]
+        line = f"{' '.join(chosen)}: a group takes the name of an option, or [a,b]"
+        return ConfigError(f"{line}: {', '.join(allowed[0])}" if len(chosen) == 1 else line)
     return ConfigError(one_line(text))
 
 
@@ -128,7 +141,9 @@ def _unreadable(error: OverrideParseException) -> str:
         return line + (each if not opened and len(items) > 1 else "")
     reason = one_line(error.message)
     if "=" not in word or reason.startswith("LexerNoViableAltException"):
-        reason = "write KEY=VALUE, with texts in quotes"
+        reason = (
+            "write KEY=VALUE without spaces, with texts in quotes; `fedhet --help` has the keys"
+        )
     return f"{word} cannot be read: {reason}"
 
 
@@ -164,10 +179,33 @@ def _unknown_option(file: str, options: Sequence[str]) -> str:
     allowed = sorted({*options, *options_of(group)})
     if not group or not allowed:
         return f"{file} is not a file of the recipe's folder"
+    if written := _option_here(group, option, allowed):
+        return f"{group}={option} is unknown: write {written}"
     near = did_you_mean(option, allowed)
     looked = where_looked(only_above=bool(near))
     line = f"{group}={option} is unknown{near}; allowed: {', '.join(allowed)}"
     return f"{line}; {looked}" if looked else line
+
+
+def _option_here(group: str, option: str, allowed: Sequence[str]) -> str:
+    """Return how an option is written that a group has by another name, or another group has."""
+    if option.lower() in allowed:
+        return f"{group}={option.lower()}"
+    if known := option_here(group, option):
+        return known
+    parts = option.split("+")
+    if len(parts) > 1 and all(part in allowed for part in parts):
+        return f"{group}=[{','.join(parts)}]"
+    module, _, name = option.rpartition(".")
+    if group == METHODS and name.isidentifier() and name[0].isupper():
+        return f"{METHODS}={module}:{name}"
+    if group == "task" and option.endswith((".csv", ".parquet")):
+        key = (
+            "data_options.path" if "path" in options_in_file("tabular", "data_options") else "path"
+        )
+        return f"task=tabular task.{key}={option}"
+    others = [one for one in groups() if one.startswith("strategy/") and option in options_of(one)]
+    return f"{others[0]}={option}" if others else ""
 
 
 def check_option(group: str, option: Any) -> None:
@@ -274,13 +312,23 @@ def _target_of(group: str, option: str) -> Any:
 def _owners(key: str) -> list[str]:
     """Return the options that have a key, each with its group."""
     group, rest = _group_of(key)
-    found = [
-        f"{group}={one}"
-        for one in (options_of(group) if group else ())
-        if rest in [name for name, _ in leaves(_content_of(group, one))]
-    ]
+    having = [one for one in (options_of(group) if group else ()) if _has(group, one, rest)]
+    found = [f"{group}={one}" for one in having]
     first = key.partition(".")[0]
+    if first == METHODS and not found:
+        found = [f"{METHODS}={one}" for one in _own_recipes() if _has(METHODS, one, rest)]
     return found or [f"{first}={option}" for option in options_with(key)]
+
+
+def _has(group: str, option: str, name: str) -> bool:
+    """Return whether an option has a key, by its name below the group or below the recipe."""
+    names = [one for one, _ in leaves(_content_of(group, option))]
+    return name in names or name in [f"{group}.{one}" for one in names]
+
+
+def _own_recipes() -> list[str]:
+    """Return the methods that the project has recipes for."""
+    return [path.stem for one in conf_folders()[1:] for path in (one / METHODS).glob("*.yaml")]
 
 
 def _group_of(key: str) -> tuple[str, str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -26,6 +25,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.outside import INSTALLED, is_name, is_standard
 from fedhet.conf.catalogue import METHODS, methods, options
 from fedhet.conf.catalogue_source import CatalogueSource
 
@@ -33,9 +33,7 @@ FOLDER = Path(__file__).resolve().parent
 # The papers' experiments stand beside conf/ in a clone, a wheel and an app bundle.
 PAPERS = tuple(sorted(FOLDER.parent.glob("reproductions/*/conf")))
 _TABLE = "[tool.fedhet]"
-_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_<][\w.<>]*")
 _CODE = (".py", ".yaml")
-_INSTALLED = {"site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True)
@@ -158,11 +156,6 @@ def register_recipes() -> None:
 
 
 # ------------------------------------------------------------------------------------------- code
-def is_function_name(text: str) -> bool:
-    """Return whether a value of a recipe names a function in a form whose module travels."""
-    return _REFERENCE.fullmatch(text) is not None
-
-
 def find_modules_in(folder: str) -> None:
     """Let this process import modules of a folder, too, after those that it finds already.
 
@@ -221,13 +214,13 @@ def _modules(node: Any) -> Iterator[str]:
     elif isinstance(node, list):
         for value in node:
             yield from _modules(value)
-    elif isinstance(node, str) and is_function_name(node):
+    elif isinstance(node, str) and is_name(node):
         yield node.partition(":")[0].partition(".")[0]
 
 
 def _source(name: str) -> Path | None:
     """Return the folder or file of the user's module with this name."""
-    if name in sys.stdlib_module_names or name == "fedhet":
+    if is_standard(name) or name == "fedhet":
         return None
     try:
         spec = importlib.util.find_spec(name)
@@ -235,5 +228,5 @@ def _source(name: str) -> Path | None:
         return None
     places = spec and [*(spec.submodule_search_locations or [spec.origin or ""])]
     path = Path(places[0]) if places else Path()
-    is_own = (path.is_dir() or path.suffix == ".py") and not _INSTALLED & set(path.parts)
+    is_own = (path.is_dir() or path.suffix == ".py") and not INSTALLED & set(path.parts)
     return path if path.name and is_own else None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.common.errors import ConfigError, require_choice
+from fedhet.common.configured import shown
+from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.conf.catalogue import method_of
 from fedhet.conf.metrics import check_metrics
 from fedhet.conf.mistakes import option_of_target
@@ -25,23 +27,53 @@ HUB_EXAMPLES = {
     "zh-plus/tiny-imagenet": 100_000,
 }
 _DIGITS = 1_797
+# Keys that only act beside others: what these are when they do not.
+_IDLE: Mapping[str, Mapping[str, Any]] = {
+    "calibration.bins": {"calibration.alphas": []},
+    "calibration.temperature_share": {"calibration.alphas": []},
+    "diagnostics.cka_clients": {"diagnostics.cka": "none"},
+    "diagnostics.cka_every": {"diagnostics.cka": "none"},
+    "diagnostics.cka_examples": {"diagnostics.cka": "none"},
+    "early_stopping.metric": {"early_stopping.patience": None, "checkpoint.best": False},
+    "early_stopping.min_delta": {"early_stopping.patience": None},
+    "early_stopping.mode": {"early_stopping.patience": None, "checkpoint.best": False},
+    "initial_model.layers": {"initial_model.path": None},
+    "local.momentum_layers": {"local.momentum": 0},
+}
 
 
 def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     """Refuse values that contradict each other; ``values`` are the checked, resolved ones."""
     check_slots(values["strategy"])
+    _check_methods(values["strategy"])
     check_requirements(recipe)
     _check_length(values["local"])
     _check_optimizer(values["local"])
     _check_precision(values)
     _check_unseen(values)
+    _check_natural(values)
     _check_clients(values)
     _check_evaluation(values)
     check_metrics(values)
     _check_calibration(values)
     _check_runtime(values["runtime"])
+    _check_policy(values)
     _check_attack(values)
     _check_system(values)
+
+
+def without_effect(words: Iterable[str], recipe: DictConfig) -> list[str]:
+    """Return a line for each override that changes nothing in this recipe's run."""
+    lines = []
+    for key in (word.lstrip("+").partition("=")[0] for word in words):
+        idle = _IDLE.get(key, {})
+        if key.startswith("local.optimizers."):
+            chosen = str(recipe.local.optimizer)
+            idle = {"local.optimizer": chosen} if key.split(".")[2] != chosen else {}
+        if idle and all(OmegaConf.select(recipe, name) == value for name, value in idle.items()):
+            others = " and ".join(f"{name}={shown(value)}" for name, value in idle.items())
+            lines.append(f"{key} has no effect with {others}")
+    return lines
 
 
 def _check_system(values: Mapping[str, Any]) -> None:
@@ -65,6 +97,14 @@ def _check_system(values: Mapping[str, Any]) -> None:
 def joined_methods(methods: Iterable[Any]) -> str:
     """Return the name of the method, or of the composition in alphabetical order."""
     return "+".join(sorted(str(name) for name in methods)) or "fedavg"
+
+
+def _check_methods(strategy: Mapping[str, Any]) -> None:
+    if not strategy["methods"]:
+        raise ConfigError(
+            "strategy=[] names no method: write strategy=fedavg, or another one of "
+            "`fedhet --help`; strategy=[a,b] combines two"
+        )
 
 
 def check_slots(strategy: Mapping[str, Any]) -> None:
@@ -109,7 +149,10 @@ def _check_length(local: Mapping[str, Any]) -> None:
 
 def _check_optimizer(local: Mapping[str, Any]) -> None:
     """Refuse an unknown local optimizer, and settings that it does not have."""
-    name = require_choice("local.optimizer", local["optimizer"], local["optimizers"])
+    name, known = local["optimizer"], sorted(local["optimizers"])
+    if name not in known:
+        near = did_you_mean(str(name).lower(), known)
+        raise ConfigError(f"local.optimizer={name} is unknown{near}; allowed: {', '.join(known)}")
     own = local["optimizers"][name]
     for setting in ("momentum", "weight_decay"):
         if local[setting] and setting not in own:
@@ -128,6 +171,19 @@ def _check_precision(values: Mapping[str, Any]) -> None:
             "local.autocast=true: bfloat16 has too few digits for the difference of two gradients "
             "that strategy.per_fedavg.order=hessian_free takes: set local.autocast=false, or "
             "strategy.per_fedavg.order=first"
+        )
+
+
+def _check_natural(values: Mapping[str, Any]) -> None:
+    """Refuse natural clients where no column says whose an example is."""
+    task = values["task"]
+    if values["partition"]["name"] != "natural" or task.get("client_column") is not None:
+        return
+    own = task.get("inputs") == "own"  # whose function may tell, or whose folder has a file a site
+    if not own or Path(str(task.get("path"))).expanduser().is_file():
+        raise ConfigError(
+            "partition=natural: its clients are the values of a column, and "
+            "task.client_column=null: name the column, or choose another partition"
         )
 
 
@@ -174,6 +230,11 @@ def _check_unseen(values: Mapping[str, Any]) -> None:
             f"partition.unseen={list(unseen)}: strategy/differential_privacy divides by the "
             "clients expected in a round, as if all could train; set partition.unseen=[], or "
             "strategy/differential_privacy=none"
+        )
+    if unseen and (values["strategy"].get("secure_aggregation") or {}).get("find_spoilers"):
+        raise ConfigError(
+            f"partition.unseen={list(unseen)}: strategy.secure_aggregation.find_spoilers=true "
+            "searches among all clients; set it to false, or partition.unseen=[]"
         )
 
 
@@ -230,6 +291,16 @@ def _check_runtime(runtime: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"runtime.num_cpus={cpus} is less than runtime.client_cpus={each}: set it to at least "
             f"{each}, or null"
+        )
+
+
+def _check_policy(values: Mapping[str, Any]) -> None:
+    """Refuse the policy of simulated sites where there are real ones, which have their own."""
+    if values["site"]["policy"] is not None and not values["runtime"]["simulation"]:
+        raise ConfigError(
+            f"site.policy={shown(values['site']['policy'])} is for simulations, and the sites of "
+            f"runtime={values['runtime']['name']} have their own: set site.policy=null, and "
+            "--node-config 'policy=\"/path\"' at a site"
         )
 
 

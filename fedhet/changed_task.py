@@ -14,6 +14,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.load_run import label_metadata_of, recipe_of, task_of
 from fedhet.tasks import AnyTask
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
+from fedhet.tasks.tabular import REFERENCE
 
 OPTIONS = "task.data_options"
 ADVICE = {
@@ -61,9 +62,12 @@ def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
 
 def _reads_other_table(recipe: DictConfig, changed: DictConfig) -> bool:
     """Return whether another table's own first rows would say what the model's inputs mean."""
-    old, new = (OmegaConf.select(one, f"{OPTIONS}.path") for one in (recipe, changed))
+    old, new = (OmegaConf.select(one, "task.path") for one in (recipe, changed))
+    data = OmegaConf.select(changed, "task.data")
+    if data != REFERENCE:
+        return False
     public, fit = (OmegaConf.select(changed, f"{OPTIONS}.{name}") for name in ("public", "fit"))
-    return bool(fit == "public" and isinstance(public, int) and new != old)
+    return bool(new != old and fit != "federated" and not isinstance(public, str))
 
 
 def _keep_columns(
@@ -75,10 +79,9 @@ def _keep_columns(
         columns = fitted.pop("fitted")
         changed.task.data_options = OmegaConf.merge(changed.task.data_options, fitted)
         return {"columns": columns}
-    old, new = (OmegaConf.select(one, f"{OPTIONS}.path") for one in (recipe, changed))
-    public = OmegaConf.select(changed, f"{OPTIONS}.public")
+    old, new = (OmegaConf.select(one, "task.path") for one in (recipe, changed))
     raise ConfigError(
-        f"--task data_options.path={new}: the model's inputs were scaled by the first {public} "
-        f"rows of {old}, which this run has not stored; write these into a file and add --task "
+        f"--task path={new}: the model's inputs were scaled by rows of {old}, whose statistics "
+        "this run has not stored; write these rows into a file and add --task "
         "data_options.public=THAT_FILE"
     )

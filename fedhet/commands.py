@@ -65,6 +65,12 @@ def parser_of(command: str, documentation: str | None) -> argparse.ArgumentParse
     )
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add ``--trust``, by which the user vouches for the code that the runs' recipes name."""
+    trust = "import any code that the recipe names: you vouch for whoever made the folder"
+    parser.add_argument("--trust", action="store_true", help=trust)
+
+
 def at_least(low: int) -> Callable[[str], int]:
     """Return the argparse type of whole numbers of at least ``low``."""
 
@@ -124,5 +130,7 @@ conformal = _console_script("fedhet.tools.conformal.command")
 evaluate = _console_script("fedhet.tools.evaluate")
 export = _console_script("fedhet.tools.export")
 partition = _console_script("fedhet.tools.partition")
+policy = _console_script("fedhet.tools.policy")
+task_file = _console_script("fedhet.tools.task_file")
 report = _console_script("fedhet.report.command")
 watch = _console_script("fedhet.report.live")

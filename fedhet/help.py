@@ -21,7 +21,7 @@ from fedhet.conf import compose_overrides
 from fedhet.conf.catalogue import METHODS, Entry, method_of, options
 from fedhet.conf.mistakes import groups, method_lines, options_of, value_at
 from fedhet.conf.schema import Recipe
-from fedhet.conf.schema.lookup import keys_below, tags_of
+from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of
 
 _OWN_FLAGS = ("--resume", "--help")
 _HEAD = """fedhet KEY=VALUE ...     runs a recipe: fedhet strategy=scaffold task=mnist rounds=50
@@ -40,6 +40,9 @@ def check_flags(words: Sequence[str]) -> None:
     for word in words:
         flag = word.partition("=")[0]
         if flag.startswith("--") and not any(one.startswith(flag) for one in known):
+            key, _, value = word.removeprefix("--").partition("=")
+            if (name := key.replace("-", "_")).partition(".")[0] in (*fields_of(Recipe), *groups()):
+                raise ConfigError(f"unknown option {flag}: write {name}={value or 'VALUE'}")
             near = did_you_mean(flag, [*known, *_OWN_FLAGS])
             raise ConfigError(f"unknown option {flag}{near}; fedhet --hydra-help lists Hydra's")
 

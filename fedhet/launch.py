@@ -59,6 +59,7 @@ from fedhet.conf import (
 from fedhet.conf.check import checked
 from fedhet.conf.mistakes import NO_OPTION
 from fedhet.conf.project import register_recipes
+from fedhet.conf.relations import without_effect
 from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run, warm_up
 from fedhet.progress import Display, closing_panel, round_display
@@ -66,6 +67,7 @@ from fedhet.runtimes.flower_install import LaunchError, check_flower
 from fedhet.runtimes.local.early_server import EarlyServer
 from fedhet.runtimes.resources import check_machine
 from fedhet.runtimes.run_config import app_overrides
+from fedhet.natural_clients import with_natural_clients
 from fedhet.runtimes.runtime import Runtime, runtime_for
 from fedhet.sweep import session
 from fedhet.sweep.job import run_job
@@ -82,7 +84,7 @@ _STARTS = {  # what a runtime does first; the others first import PyTorch
     "flower": "starting Flower's SuperLink",
     "deployment": "connecting to the SuperLink",
 }
-_LOADS = "loading data, starting workers"  # when the run has begun
+_LOADS = "loading libraries and data, starting workers"  # when the run has begun
 _FOLLOWS = "submitted; waiting for the server's rounds"  # a launcher of runtime=deployment
 _WITH_CODE = ("local", "ray")  # runtimes that import torch in this process
 _OF_CODE = (
@@ -139,10 +141,14 @@ def run(recipe: DictConfig) -> None:
             if _early is not None:
                 _early.dismiss()
             return
+    if HydraConfig.get().mode == RunMode.RUN:  # a sweep's other jobs may read the key
+        for line in without_effect(words, recipe):
+            Console(stderr=True).print(f"fedhet: {line}", style="yellow", soft_wrap=True)
     with_code = recipe.runtime.name in _WITH_CODE
     with signals.signals_first():
         signals.end_if_signalled()
         with console.status("importing PyTorch") if with_code else nullcontext():
+            words = with_natural_clients(recipe, words)
             early = check_run(recipe, words, _early if with_code else None)
         if _early is not None and early is None:
             _early.dismiss()

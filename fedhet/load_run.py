@@ -19,8 +19,9 @@ from fedhet.common.checksums import CLIENT_STATE, MODEL, require_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.files import expanded
 from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, read_summary
-from fedhet.conf import method_name
+from fedhet.conf import method_name, plain_part
 from fedhet.conf.build import strategy_parts
+from fedhet.conf.trust import require_trust
 from fedhet.server_app.initial_model import fixed_tensors
 from fedhet.server_app.listeners.best_model import BEST
 from fedhet.strategies.base import ClientSide, LocalContext
@@ -32,12 +33,17 @@ from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
 
 MODEL_FILE = "model.safetensors"
+_TRUST = "add --trust (in Python fedhet.conf.trust.trust(FOLDER))"
 
 
 def recipe_of(folder: Path) -> DictConfig:
     """Return the recipe that a run has written, with the keys of today.
 
     Where it has clients=0, they are as many as have registered.
+
+    Raises:
+        ConfigError: if the folder holds no run, or its recipe names code that nobody vouches for
+            (``trust`` of conf/trust.py does).
     """
     folder = expanded(str(folder), "folder")
     if not (folder / CONFIG).is_file():
@@ -53,7 +59,9 @@ def recipe_of(folder: Path) -> DictConfig:
     recipe = {str(key): value for key, value in plain.items()}
     if not recipe.get("clients"):
         recipe["clients"] = int(summary.get("clients", 0))
-    return OmegaConf.create(recipe)
+    found = OmegaConf.create(recipe)
+    require_trust(folder, found, summary, f"{_TRUST} if you trust whoever made the folder")
+    return found
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -63,15 +71,18 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> AnyTask:
     """Return the task of a run's recipe; ``metadata`` names its classes if the recipe does not."""
-    plain: Any = OmegaConf.to_container(recipe)
+    try:
+        plain = {key: plain_part(recipe, key) for key in ("task", "partition")}
+    except OmegaConfBaseException as error:  # a variable of the environment that is not set here
+        raise ConfigError(str(error).partition("\n")[0]) from None
     plain["task"].pop("classifier_tensors", None)  # the run has added it
     if metadata and "classes" in metadata and plain["task"].get("classes") is None:
         plain["task"]["classes"] = json.loads(metadata["classes"])
     return build_task(
         plain["task"],
         plain["partition"],
-        seed=plain["seed"],
-        num_clients=plain["clients"],
+        seed=recipe.seed,
+        num_clients=recipe.clients,
         columns=(metadata or {}).get("columns"),
     )
 

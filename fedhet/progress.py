@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhet.common.metrics import SHOWN_METRICS, MetricName, measured_where, shown_metrics
-from fedhet.common.results import COMPLETED, Row
+from fedhet.common.results import COMPLETED, Row, said_once
 
 
 class Display(Protocol):
@@ -62,7 +62,7 @@ class _Bar:
         self.bar.update(
             self.task, completed=number, round=words, figures=figures(self.latest), left=left
         )
-        for failure in row.get("failures", ()):
+        for failure in said_once(row.get("failures", ())):
             self.bar.console.print(Text(f"round {number}: {failure}", style="yellow"))
 
 
@@ -81,7 +81,7 @@ class _Lines:
         words = f"round {row['round']:>3}/{self.rounds}"
         if any(row.get(name) is not None for name in _SHOWN) or row["round"] == self.rounds:
             self.line(f"{words}  {figures(row)}")
-        for failure in row.get("failures", ()):
+        for failure in said_once(row.get("failures", ())):
             self.line(f"{words}  {failure}")
 
 

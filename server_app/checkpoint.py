@@ -19,7 +19,7 @@ from fedhet.strategies.wire.tensor_files import below, load_tensors, prepare_ten
 
 _KEPT = 2  # the last one, and one more in case the disk fails under it
 _PLAIN = ("round", "experiment", "failed_rounds", "restarted")  # of the state
-_SIMULATED = ("clock", "in_flight")
+_OF_MODES = ("clock", "in_flight", "spoilers")
 _BY_CLIENT = ("committed", "personal", "durable")  # JSON has no whole numbers as keys
 
 
@@ -57,7 +57,7 @@ def prepare_checkpoint(folder: Path, checkpoint: Checkpoint) -> Callable[[], Pat
     for group, values in state.tensors.items():
         tensors |= {f"state/{group}/{name}": value for name, value in values.items()}
     label: dict[str, Any] = {"kind": CHECKPOINT, "run": state.experiment}
-    label |= {key: getattr(state, key) for key in (*_PLAIN, *_SIMULATED, *_BY_CLIENT)}
+    label |= {key: getattr(state, key) for key in (*_PLAIN, *_OF_MODES, *_BY_CLIENT)}
     label |= {key: getattr(checkpoint, key) for key in ("recipe", "rows", "data", "made_by")}
     label["groups"] = sorted(state.tensors)
     path = folder / f"round-{state.round:06d}.safetensors"
@@ -138,7 +138,7 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
         )
     try:
         kept: dict[str, Any] = {key: label[key] for key in _PLAIN}
-        kept |= {key: label[key] for key in _SIMULATED if key in label}  # version 0.1 has none
+        kept |= {key: label[key] for key in _OF_MODES if key in label}  # version 0.1 has none
         for key in _BY_CLIENT:  # version 0.1 has no "durable"
             kept[key] = {int(c): value for c, value in label.get(key, {}).items()}
         groups = {group: below(f"state/{group}/", tensors) for group in label["groups"]}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
@@ -31,7 +34,9 @@ from fedhet.tasks.column_statistics import (
 )
 
 FILE = "columns.json"
-_STRANGE = 100.0  # standard deviations
+_LEAST = 3  # sites whose median tells what is usual
+_FAR, _NORMAL = 5.0, 1.4826  # usual deviations; a normal one is so many median distances
+_ALONE = 10  # categories that one site alone may bring
 _LARGEST = 1e100  # of a mean; of the sum of squares its square
 QUERY = f"{MessageType.QUERY}.{COLUMNS}"
 
@@ -68,54 +73,92 @@ def fitted_columns(recipe: DictConfig, grid: Grid, functions: Functions | None) 
             log(WARNING, "columns of client %s: refused: %s", client, refusal)
     if not found:
         raise ConfigError("task.data_options.fit=federated: no client sent valid statistics")
-    found = _within_limits(found, categorical)
-    _warn_of_strange(found, numeric)
-    whole = merged(list(found.values()), categorical)
+    whole = merged(list(bounded(found, numeric, categorical).values()), categorical)
     log(INFO, "columns are fitted to %s rows of %s clients", whole.rows, len(found))
     return whole.to_json()
 
 
-def _within_limits(
-    found: Mapping[int, ColumnStatistics], categorical: Sequence[str]
+def bounded(
+    found: Mapping[int, ColumnStatistics], numeric: Sequence[str], categorical: Sequence[str]
 ) -> dict[int, ColumnStatistics]:
-    """Return the sites whose categories can be merged; name the others, which have the most.
+    """Return the sites' statistics without what one site alone would move too far; name the site.
 
-    If they are half of the sites or more, the column is at fault: ``merged`` refuses it.
+    A site counts at most as many rows as all others together. In each numeric column its mean and
+    its deviation count at most 5 usual deviations from the sites' medians, where the usual one is
+    the median of the sites' deviations, or how far their means lie apart. Of the categories that
+    no other site has it may bring 10, or three times as many as the median site. Usual sites have
+    the statistics of the pooled rows. Of two sites none is usual, so they stay as they are.
     """
-    kept: dict[int, ColumnStatistics] = {}
-    whole: list[set[str | None]] = [set() for _ in categorical]
-    for client in sorted(found, key=lambda one: max(map(len, found[one].categories), default=0)):
-        more = [one | {*own} for one, own in zip(whole, found[client].categories, strict=True)]
-        if all(len(one) <= MOST_CATEGORIES for one in more):
-            kept[client], whole = found[client], more
-    refused = sorted(found.keys() - kept.keys())
-    if 2 * len(refused) >= len(found):
+    if len(found) < _LEAST:
         return dict(found)
-    for client in refused:
-        text = "columns of client %s: refused: with it a column of %s has more than %s categories"
-        log(WARNING, text, client, list(categorical), MOST_CATEGORIES)
-    return dict(sorted(kept.items()))
-
-
-def _warn_of_strange(found: Mapping[int, ColumnStatistics], numeric: Sequence[str]) -> None:
-    """Warn of a site whose column is far from the others', as in another unit."""
+    kept = {client: _bounded_rows(client, found) for client in found}
     for place, name in enumerate(numeric):
-        parts = {client: one for client, one in found.items() if one.counts[place] > 0}
-        if len(parts) < 3:
+        kept = _bounded_numbers(kept, place, name)
+    for place, name in enumerate(categorical):
+        kept = _bounded_categories(kept, place, name)
+    return kept
+
+
+def _bounded_rows(client: int, found: Mapping[int, ColumnStatistics]) -> ColumnStatistics:
+    own, others = found[client], sum(one.rows for name, one in found.items() if name != client)
+    if own.rows <= others:
+        return own
+    text = "columns of client %s: its %s rows count as %s, as many as all other sites have"
+    log(WARNING, text, client, own.rows, others)
+    share = others / own.rows
+    return replace(own, rows=others, counts=own.counts * share, squares=own.squares * share)
+
+
+def _bounded_numbers(
+    found: Mapping[int, ColumnStatistics], place: int, name: str
+) -> dict[int, ColumnStatistics]:
+    parts = {client: one for client, one in found.items() if one.counts[place] > 0}
+    if len(parts) < _LEAST:
+        return dict(found)
+    means = np.array([one.means[place] for one in parts.values()])
+    spreads = np.array(
+        [math.sqrt(one.squares[place] / one.counts[place]) for one in parts.values()]
+    )
+    middle, spread = float(np.median(means)), float(np.median(spreads))
+    limit = _FAR * max(spread, _NORMAL * float(np.median(abs(means - middle))))
+    kept = dict(found)
+    for (client, one), mean, own in zip(parts.items(), means, spreads, strict=True):
+        if limit == 0 or (abs(mean - middle) <= limit and own <= limit):
             continue
-        means = {client: float(one.means[place]) for client, one in parts.items()}
-        spreads = {
-            client: math.sqrt(one.squares[place] / one.counts[place])
-            for client, one in parts.items()
-        }
-        mean, spread = statistics.median(means.values()), statistics.median(spreads.values())
-        for client in parts:
-            if max(abs(means[client] - mean), spreads[client]) > _STRANGE * spread > 0:
-                text = (
-                    "columns of client %s: %s has the mean %g and the deviation %g, and the sites' "
-                    "medians are %g and %g: all sites' values are scaled by it"
-                )
-                log(WARNING, text, client, name, means[client], spreads[client], mean, spread)
+        text = (
+            "columns of client %s: %s has the mean %g and the deviation %g, and the sites' medians "
+            "are %g and %g: it counts as if it were within %g of them. Is its unit another?"
+        )
+        log(WARNING, text, client, name, mean, own, middle, spread, limit)
+        new_means, new_squares = one.means.copy(), one.squares.copy()
+        new_means[place] = np.clip(mean, middle - limit, middle + limit)
+        new_squares[place] = min(own, limit) ** 2 * one.counts[place]
+        kept[client] = replace(one, means=new_means, squares=new_squares)
+    return kept
+
+
+def _bounded_categories(
+    found: Mapping[int, ColumnStatistics], place: int, name: str
+) -> dict[int, ColumnStatistics]:
+    sites = Counter(text for one in found.values() for text in one.categories[place])
+    alone = {
+        client: {text for text in one.categories[place] if sites[text] == 1}
+        for client, one in found.items()
+    }
+    most = max(_ALONE, int(3 * statistics.median(map(len, alone.values()))))
+    kept = dict(found)
+    for client, own in alone.items():
+        if len(own) <= most:
+            continue
+        text = (
+            "columns of client %s: %s has %s categories that no other site has, and %s are usual: "
+            "they count as no category"
+        )
+        log(WARNING, text, client, name, len(own), most)
+        categories = list(kept[client].categories)
+        categories[place] = tuple(text for text in categories[place] if text not in own)
+        kept[client] = replace(kept[client], categories=tuple(categories))
+    return kept
 
 
 def store_columns(folder: Path, columns: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord
+from flwr.common.logger import log
 from omegaconf import DictConfig
 
 from fedhet.common.checksums import text_sha256
@@ -33,7 +35,14 @@ from fedhet.strategies.components.tensor_selection import (
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
 from fedhet.strategies.wire.records import COLUMNS
-from fedhet.tasks import AnyTask, Functions, keep_freed_memory, make_repeatable, pick_device
+from fedhet.tasks import (
+    AnyTask,
+    Functions,
+    OwnTask,
+    keep_freed_memory,
+    make_repeatable,
+    pick_device,
+)
 from fedhet.tasks.conformal.calibration import Calibration
 from fedhet.tasks.models.own_weights import model_metadata
 from fedhet.tasks.models.wrapped import WrappedModel
@@ -71,6 +80,8 @@ def parts_of(
     device = pick_device(recipe.device)
     make_repeatable(device)
     task = task_of(recipe, functions, columns)
+    for line in task.about if isinstance(task, OwnTask) else ():
+        log(INFO, "%s", line)
     if reused := recipe.local.reuse_training:
         check_reused_training(recipe, Path(reused), task.classifier_tensors)
     model = task.build_model(int(recipe.seed)).to(device)

@@ -21,6 +21,7 @@ from fedhet.common.flower.arriving_replies import ArrivingReplies
 from fedhet.common.flower.messages import make_message
 from fedhet.strategies.wire.packed_records import packed, unpacked
 from fedhet.strategies.wire.polling import give_up, pause
+from fedhet.strategies.wire.records import may_answer
 
 
 @contextmanager
@@ -64,18 +65,23 @@ def send_and_receive(
 
     So the server adds replies up while others are on their way.
     """
-    waiting = set(grid.push_messages(messages))
+    sent = list(messages)
+    taken = set(grid.push_messages(sent))
+    about = [message.metadata for message in sent]
+    waiting = {one.message_id: one.dst_node_id for one in about if one.message_id in taken}
     return _replies(grid, waiting, time.monotonic(), timeout)
 
 
 def _replies(
-    grid: Grid, waiting: set[str], began: float, timeout: float | None
+    grid: Grid, waiting: dict[str, int], began: float, timeout: float | None
 ) -> Iterator[Message]:
     try:
         while waiting:
             new = list(grid.pull_messages(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in new}
             while new:
+                asked = new[0].metadata.reply_to_message_id
+                if asked in waiting and may_answer(new[0], waiting[asked]):
+                    del waiting[asked]
                 yield new.pop(0)  # freed as soon as it is added up
             waited = time.monotonic() - began
             if not waiting or (timeout is not None and waited >= timeout):

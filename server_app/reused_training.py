@@ -13,6 +13,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf import build_part, config_yaml
 from fedhet.conf.build import strategy_parts
+from fedhet.conf.trust import require_trust
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.round.checks import sides_with
@@ -36,6 +37,7 @@ def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: 
     summary = read_summary(folder) if (folder / SUMMARY).exists() else {}
     theirs = OmegaConf.create(read_config(folder, summary))
     assert isinstance(theirs, DictConfig)
+    require_trust(folder, theirs, summary, f"set {KEY} to a run of your own")
     require_label(folder / FILE, read_label(folder / FILE), kind=CLIENT_MODELS)
     for run, rounds in (("that run", theirs.rounds), ("this run", recipe.rounds)):
         if int(rounds) != 1:

@@ -54,9 +54,10 @@ from fedhet.server_app.resuming import restore
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.modes.robust.aggregator import RobustAggregator
 from fedhet.strategies.round.round_report import RoundReport
-from fedhet.strategies.wire.records import to_record, to_tensors
+from fedhet.strategies.wire.records import record_of_copy, to_tensors
 from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks import Functions, OwnTask, pick_device
+from fedhet.tasks.models.own_weights import counted
 
 
 class Run:
@@ -87,10 +88,10 @@ class Run:
         hashes = {split: str(about["sha256"]) for split, about in self.parts.data.items()}
         made_by = {"code": fingerprint(recipe)["code"], **versions()}
         origin = Origin(resume_fingerprint(recipe), hashes, made_by)
-        self.arrays, self._done = to_record(self.parts.initial), None
+        self.arrays, self._done = record_of_copy(self.parts.initial), None
         if last is not None:
             checkpoint = restore(last, recipe, folder, self.parts, origin)
-            self.arrays, self._done = to_record(checkpoint.params), checkpoint.state.round
+            self.arrays, self._done = record_of_copy(checkpoint.params), checkpoint.state.round
         rule = EarlyStopping(**plain_part(recipe, "early_stopping"))
         best = best_model_rule(recipe, rule)
         tested = self.parts.evaluation.test_data is not None
@@ -113,7 +114,7 @@ class Run:
         if best is not None:
             listeners.append(BestModel(best, checkpoints, parts.metadata))
         listeners.append(checkpoints)
-        listeners.append(Sites(self.folder, strategy, self._client_names))
+        listeners.append(Sites(self.folder, strategy))
         if parts.calibration.alphas:
             timeout = float(recipe.runtime.round_timeout_seconds)
             listeners.append(CalibratedSets(parts, int(recipe.seed), timeout))
@@ -121,10 +122,6 @@ class Run:
             options = local_training_config(recipe.local, recipe.strategy.phases)
             listeners.append(SmallLastBatches(options, strategy))
         return [*listeners, *([Alarm()] if self._may_be_hostile() else []), RoundLine()]
-
-    def _client_names(self) -> tuple[str, ...]:
-        """Return the clients' names; () where the server does not divide the examples."""
-        return self.parts.task.client_names if self.recipe.runtime.simulation else ()
 
     def _may_be_hostile(self) -> bool:
         """Return whether a client may be hostile: in a deployment, or if the recipe expects it."""
@@ -144,7 +141,9 @@ class Run:
             params = to_tensors(arrays)
             label = {"kind": MODEL, "run": self.strategy.state.experiment}
             path = self.folder / "model.safetensors"
-            save_tensors(path, params, label, self.parts.metadata)
+            steps = [row["num_steps"] for row in self.results.rows if "num_steps" in row]
+            metadata = counted(self.parts.metadata, steps[-1] if steps else None)
+            save_tensors(path, params, label, metadata)
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             self._end(End(COMPLETED, about=about, grid=grid, arrays=arrays))
         except BaseException as error:
@@ -208,12 +207,14 @@ class Run:
     def _about(self) -> dict[str, Any]:
         task = self.parts.task
         given = isinstance(task, OwnTask) and task.by_client  # nothing is divided
+        names = {str(client): name for client, name in sorted(self.strategy.client_names.items())}
         return {
             **identity(self.recipe),
             "strategy_class": type(self.strategy).__name__,
             # of clients=0, whoever registered
             "clients": int(self.recipe.clients) or self.strategy.num_clients,
             **({"partition": BY_CLIENT} if given else {}),
+            **({"client_names": names} if names else {}),
             "run": self.strategy.state.experiment,
             "data": self.parts.data,
             "wall_seconds": time.monotonic() - self._began,

@@ -257,6 +257,15 @@ class FinetunesOtherwise(Protocol):
         """Return the optimizer and the step size for that, instead of itself and ``lr``."""
 
 
+@runtime_checkable
+class DrawsBatches(Protocol):
+    """A local optimizer that draws several batches for a step."""
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many."""
+
+
 class ClientSide:
     """A method's client half; every hook does nothing by default.
 
@@ -271,6 +280,8 @@ class ClientSide:
         clips: whether ``upload`` clips all payloads that are not ``per_example``.
         measures: names that it gives to ``context.measure``; other numbers are refused.
         dtypes: of the sent payloads that are neither float32 nor of the model's type.
+        counts: names of the tensors in its payloads that count examples: the server refuses a reply
+            in which one is not a whole number from 0 to n_i.
         compressible: payloads, sent or needed, that strategy/compression may change as it does
             updates and models: floats by parameter name, in the parameters' shapes. The server
             adds up a sent one from round to round, and names it in ``expected``. Statistics do
@@ -289,6 +300,7 @@ class ClientSide:
     clips: bool = False
     measures: frozenset[str] = frozenset()
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+    counts: frozenset[str] = frozenset()
     compressible: frozenset[str] = frozenset()
     by_class: bool = False
     moves_start: bool = False

@@ -33,7 +33,9 @@ from fedhet.strategies.modes.asynchronous import Asynchronous
 from fedhet.strategies.modes.compatibility import Composition, check
 from fedhet.strategies.modes.live_clients import LiveClients
 from fedhet.strategies.modes.private.clipping import require_no_buffers
+from fedhet.strategies.modes.secure.aggregation import SecureReplies
 from fedhet.strategies.modes.secure.reply_vector import Layout
+from fedhet.strategies.modes.secure.spoilers import Search, searched
 from fedhet.strategies.modes.secure.workflow import LEAST
 from fedhet.strategies.modes.simulated_clients import SimulatedClients
 from fedhet.strategies.modes.systems import SystemClients
@@ -70,14 +72,15 @@ from fedhet.strategies.wire.messages import (
 )
 from fedhet.strategies.wire.records import (
     KEPT,
+    NUM_CLIENTS,
     mean_metrics,
     mean_scores,
     personal_scores,
+    record_of_copy,
     scalars,
     to_metrics,
     to_record,
     to_tensors,
-    with_senders,
 )
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -183,14 +186,14 @@ class FederatedStrategy(Strategy):
                 report, trained, metrics = self._train(grid, round, arrays, train_config)
                 if trained is not None and metrics is not None:
                     arrays, result.train_metrics_clientapp[round] = trained, metrics
-                failed = failed + 1 if self.state.failed_rounds else 0
+                failed = failed + 1 if self.state.failed_rounds and not report.searching else 0
                 if failed:
                     least = self.server_step.least_replies
                     report.fatal = report.error_of_failed(failed, self.federation, least)
                 result.arrays = self._output_model(arrays)
             if round > 0 or num_rounds == 0:
                 asked = self.configure_evaluate(round, result.arrays, evaluate_config, grid)
-                sent = asked.messages
+                sent = list(asked)
                 answers = grid.send_and_receive(sent, timeout=timeout) if sent else ()
                 found = self.aggregate_evaluate(round, EvaluationReplies(asked, answers))
                 report.failures = [*report.failures, *asked.failures]
@@ -226,6 +229,11 @@ class FederatedStrategy(Strategy):
         return replace(copy.deepcopy(replace(self.state, tensors={}, kept={})), tensors=tensors)
 
     @property
+    def client_names(self) -> dict[int, str]:
+        """The names of the clients that have one, by client."""
+        return {} if self._availability is None else self._availability.registry.names
+
+    @property
     def num_clients(self) -> int:
         """N, how many clients have registered; 0 before ``start``."""
         return 0 if self._availability is None else len(self._availability.registry)
@@ -255,6 +263,7 @@ class FederatedStrategy(Strategy):
         selection = self.selector.select(start)
         lr, absent = writer.lr(server_round, config), sorted(availability.absent)
         report, params = RoundReport(server_round, lr, absent=absent), to_tensors(arrays)
+        report.names = self.client_names
         report.take_selection(selection)
         rounds = selection.rounds(server_round)
         told = {client: (round, writer.lr(round, config)) for client, round in rounds.items()}
@@ -292,7 +301,7 @@ class FederatedStrategy(Strategy):
         means = mean_metrics([reply.metrics for reply in valid])
         measured = {**stepped.diagnostics, **step.metrics()}
         report.metrics = means | self.personal_scores() | measured
-        return to_record(stepped.params), to_metrics(report.metrics)
+        return record_of_copy(stepped.params), to_metrics(report.metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -310,7 +319,7 @@ class FederatedStrategy(Strategy):
             asked = [client for client in asked if held_out[client]]
         kind = MessageType.EVALUATE
         messages = self._writer.model(kind, server_round, arrays, config, asked)
-        return EvaluationRound(list(messages.values()))
+        return EvaluationRound(messages)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -319,11 +328,11 @@ class FederatedStrategy(Strategy):
         if not isinstance(replies, EvaluationReplies):
             raise TypeError("aggregate_evaluate needs the answers with their round")
         asked, registry = replies.round, self.availability.registry
-        answers, names = with_senders(replies, asked), self.client_metrics.names
-        rows, failures = valid_evaluations(answers, asked, registry, names)
+        names = self.client_metrics.names
+        rows, failures = valid_evaluations(replies, asked.messages, registry, names)
         asked.failures.extend(failures)
         asked.per_client.update(self.client_metrics.of_evaluation(rows))
-        return to_metrics(mean_metrics(rows)) if rows else None
+        return to_metrics({**mean_metrics(rows), NUM_CLIENTS: len(rows)}) if rows else None
 
     def summary(self) -> None:
         """Log the parts."""
@@ -372,6 +381,8 @@ class FederatedStrategy(Strategy):
             self.secure_aggregation.check(num_clients)
             self._layout(initial)
         self._availability = ClientAvailability(registry, self.federation)
+        if self._secure_finds_spoilers:
+            self._hold_back(self._search)
 
     def _train(
         self, grid: Grid, round: int, arrays: ArrayRecord, config: ConfigRecord
@@ -389,8 +400,32 @@ class FederatedStrategy(Strategy):
             replies = send_round(grid, training, self.server_step.single_check, own=own)
         trained, metrics = self.aggregate_train(round, replies)
         replies.complete(training.report)
+        if isinstance(replies, SecureReplies) and self._secure_finds_spoilers:
+            self._hold_back(searched(self._search, replies, self.num_clients, self._least_clients))
         training.report.seconds = time.perf_counter() - began
         return training.report, trained, metrics
+
+    @property
+    def _secure_finds_spoilers(self) -> bool:
+        return self.secure_aggregation is not None and self.secure_aggregation.find_spoilers
+
+    @property
+    def _search(self) -> Search:
+        return Search.of(self.state.spoilers)
+
+    def _hold_back(self, search: Search) -> None:
+        """Let the next round do without clients that spoil secure sums, or may."""
+        self.state.spoilers = dict(vars(search))
+        held = search.left_out(self.num_clients, self._least_clients)
+        self.availability.held_back = held
+
+    @property
+    def _least_clients(self) -> int:
+        """How many clients must be there for a secure round to have enough."""
+        size = self.num_clients
+        needed = max(LEAST, self.federation.min_replies, self.server_step.least_replies)
+        enough = (n for n in range(1, size) if most_clients(self.sampler, n) >= needed)
+        return next(enough, size)
 
     def _selector(self, asynchronous: Asynchronous | None) -> Selector:
         """Return what selects the clients: a mode, or the sampler alone."""

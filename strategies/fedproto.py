@@ -62,7 +62,7 @@ class PrototypeClient(ClientSide):
 
     by_class = True
     needs, sends = frozenset({PROTOTYPES}), frozenset({PROTOTYPE_SUMS})
-    per_example = frozenset({PROTOTYPE_SUMS})
+    per_example, counts = frozenset({PROTOTYPE_SUMS}), frozenset({COUNTS})
 
     def __init__(self, coefficient: float) -> None:
         self.coefficient = coefficient

@@ -108,10 +108,14 @@ class PerFedAvgOptimizer:
         """Return none: the moves are plain steps along the corrected g."""
         return []
 
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches a step draws."""
+        return 1 if self.same_batch else 2 if self.order == "first" else 3
+
     def _draw(self, next_batch: Callable[[], Batch]) -> tuple[Batch, Batch, Batch]:
-        count = 1 if self.same_batch else 2 if self.order == "first" else 3
-        drawn = [next_batch() for _ in range(count)]
-        return drawn[0], drawn[min(1, count - 1)], drawn[-1]
+        drawn = [next_batch() for _ in range(self.batches_per_step)]
+        return drawn[0], drawn[min(1, len(drawn) - 1)], drawn[-1]
 
     def _grads(self, backward: Backward, batch: Batch) -> tuple[Grads, Tensor]:
         loss = backward(batch)

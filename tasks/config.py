@@ -18,10 +18,13 @@ from fedhet.common.errors import (
     require_whole,
 )
 from fedhet.common.metrics import Kind
-from fedhet.tasks.losses import KINDS
+from fedhet.tasks.losses import BALANCED, KINDS, LOSSES
 from fedhet.tasks.models import CONDITIONAL
 from fedhet.tasks.transform import NoTransform, Transform
 from fedhet.tasks.vocabulary import SPECIAL_TOKENS
+
+WEIGHTED = tuple(LOSSES["classification"])
+NAMED = ("path", "target", "client_column")  # arguments of a data function with a key of their own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,8 @@ class TaskConfig:
     name: str
     model: str
     inputs: str = "images"
+    path: str | None = None
+    client_column: str | None = None
     num_classes: int | None = None
     classes: tuple[str, ...] | None = None
     classifier: str | None = None
@@ -39,6 +44,7 @@ class TaskConfig:
     model_options: Mapping[str, Any] | None = None
     lora: Mapping[str, Any] | None = None
     loss: str | None = None
+    class_weights: str | tuple[float, ...] | None = None
 
     @classmethod
     def from_mapping(cls, task: Mapping[str, Any]) -> Self:
@@ -74,6 +80,28 @@ class TaskConfig:
                 "fewer a model has nothing to learn"
             )
 
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        weights = self.class_weights
+        if weights is None:
+            return
+        if not self._classifies or (self.loss is not None and self.loss not in WEIGHTED):
+            raise ConfigError(
+                f"task.class_weights={weights}: weights are for task.loss=cross_entropy and focal "
+                "of a classification: set task.class_weights=null"
+            )
+        if isinstance(weights, str):
+            require_choice("task.class_weights", weights, (BALANCED,))
+            return
+        for weight in weights:
+            require_range("task.class_weights", weight, open_high=True)
+        if self.class_names is not None and len(weights) != len(self.class_names):
+            raise ConfigError(
+                f"task.class_weights has {len(weights)} weights, and there are "
+                f"{len(self.class_names)} classes: give one for each, in their order"
+            )
+
     @property
     def _classifies(self) -> bool:
         """Whether the model distinguishes classes."""
@@ -96,11 +124,9 @@ class SourceConfig(TaskConfig):
     source: str
     hub: str | None = None
     label_column: str = "label"
-    group_column: str | None = None
     train_split: str = "train"
     test_split: str | None = "test"
     test_fraction: float = 0.2
-    path: str | None = None
     train_size: int | None = None
     test_size: int | None = None
 
@@ -237,6 +263,7 @@ class OwnConfig(TaskConfig):
     """A task on data that a user's own function returns."""
 
     data: str
+    target: str | None = None
     kind: Kind = "classification"
     test_data: str | None = None
     data_options: Mapping[str, Any] | None = None
@@ -248,6 +275,13 @@ class OwnConfig(TaskConfig):
     @property
     def _classifies(self) -> bool:
         return self.kind == "classification"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The data function's arguments that the recipe has."""
+        named = {key: getattr(self, key) for key in NAMED}
+        given = {key: value for key, value in named.items() if value is not None}
+        return given | dict(self.data_options or {})
 
     @property
     def outputs(self) -> int:
@@ -264,6 +298,9 @@ class OwnConfig(TaskConfig):
         """Check the ranges."""
         super().__post_init__()
         require_choice("task.kind", self.kind, KINDS)
+        for key in NAMED:
+            if key in (self.data_options or {}):
+                raise ConfigError(f"task.data_options.{key}: the key is task.{key} now")
         if self.columns is not None and len(self.columns) != 2:
             raise ConfigError(
                 f"task.columns={list(self.columns)} must be two names, of the input and the target"

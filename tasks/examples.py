@@ -27,6 +27,7 @@ from fedhet.common.checksums import sha256_of
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.tensor_data import order_of
 
+Clients = NDArray[np.str_] | None
 IGNORED = -100  # as in PyTorch: a pixel with this label counts in no loss and no metric
 TARGETS = ("label", "labels", "target", "targets", "y", "fine_label", "mask")  # in a dict of two
 
@@ -186,7 +187,10 @@ class _Arrays:
     def sha256(self) -> str | None:
         parts = [one.cpu().contiguous() for one in (self.inputs, self._targets)]
         about = [f"{one.dtype} {tuple(one.shape)} ".encode() for one in parts]
-        content = [one.view(-1).view(torch.uint8).numpy().data for one in parts]
+        # one number counts as contiguous, whatever its stride, which its bytes must not have
+        plain = torch.contiguous_format
+        flat = [one if one.numel() > 1 else one.clone(memory_format=plain) for one in parts]
+        content = [one.view(-1).view(torch.uint8).numpy().data for one in flat]
         return sha256_of(*about, *content)
 
     def to(self, device: torch.device) -> _Arrays:
@@ -284,6 +288,35 @@ def _reader(
     return _Dataset(given, default_collate, columns, check)
 
 
+def clients_of(given: Any, column: str | None) -> tuple[Any, Clients]:
+    """Return what a data function gave without its clients, and whose each example is.
+
+    They are the third of (inputs, targets, clients), an attribute ``clients`` of a Dataset, or a
+    column of a data frame, of a Hugging Face Dataset or of examples that are dicts.
+    """
+    found: Any = getattr(given, "clients", None)
+    if isinstance(given, tuple) and len(given) == 3:
+        *pair, found = given
+        given = tuple(pair)
+    elif found is None and column is not None and given is not None:
+        frame = given[0] if is_pair(given) else None
+        if frame is not None and hasattr(frame, "iloc") and column in frame:
+            found, given = frame[column], (frame.drop(columns=column), given[1])
+        elif column in getattr(given, "column_names", ()):
+            found = given[column]
+        elif frame is None:
+            dataset: Any = given.dataset if isinstance(given, DataLoader) else given
+            found = [_client_in(dataset[row], column) for row in range(len(dataset))]
+    return given, None if found is None else np.asarray(list(found)).astype(str)
+
+
+def _client_in(example: Any, column: str) -> Any:
+    if not isinstance(example, Mapping) or column not in example:
+        has = ", ".join(map(str, example)) if isinstance(example, Mapping) else "no names"
+        raise ConfigError(f"task.client_column={column}, but an example has {has}")
+    return example[column]
+
+
 def is_pair(given: Any) -> bool:
     """Return whether a data function gave arrays (inputs, targets).
 
@@ -303,8 +336,13 @@ def _numbers(what: str, given: Any) -> Tensor:
         raise ConfigError(f"the {what} have masked values: fill them, or remove their examples")
     try:
         values = _of_frame(given) if hasattr(given, "iloc") else np.asarray(given)
-    except ValueError as error:
-        raise ConfigError(f"the {what} cannot become an array: {error}") from None
+    except (ValueError, TypeError) as error:
+        shapes = "inhomogeneous" in str(error)
+        why = "their shapes differ: give them one shape" if shapes else f"{error}: give numbers"
+        raise ConfigError(
+            f"the {what} cannot become one array, because {why}, or a Dataset or a DataLoader "
+            "whose collate_fn pads them"
+        ) from None
     if values.ndim == 0 or values.dtype.kind not in "biufc":
         raise ConfigError(
             f"the {what} are of the type {type(given).__name__} with elements of the type "

@@ -26,7 +26,7 @@ from fedhet.common.errors import (
     require_types,
     require_whole,
 )
-from fedhet.tasks.sources.encodings import in_bytes
+from fedhet.tasks.sources.encodings import image_in, in_bytes, read_image
 
 _KEY = "task.data_options"
 _SPLIT_SEED = 0  # the same test examples whatever the run's seed
@@ -38,7 +38,7 @@ def load(
     path: str | None = None,
     subset: str | None = None,
     input_column: str = "image",
-    label_column: str = "label",
+    target: str = "label",
     train_split: str = "train",
     test_split: str | None = "test",
     test_fraction: float = 0.2,
@@ -59,10 +59,10 @@ def load(
             ``save_to_disk`` wrote, or a folder that ``load_dataset`` reads.
         subset: name of the subset, if a data set on the hub has several.
         input_column: images, texts, or lists of numbers.
-        label_column: classes, or a regression's targets. Texts, the names of a ``ClassLabel``, and
-            True and False are found in ``classes`` by name, and so are numbers if ``classes`` are
-            numbers. Otherwise numbers without names are places in ``classes``, from 0; so are all
-            labels if ``classes`` are 0, 1, ... or None.
+        target: column of the classes, or of a regression's targets. Texts, the names of a
+            ``ClassLabel``, and True and False are found in ``classes`` by name, and so are numbers
+            if ``classes`` are numbers. Otherwise numbers without names are places in ``classes``,
+            from 0; so are all labels if ``classes`` are 0, 1, ... or None.
         train_split: name of the training split.
         test_split: name of the test split; None: ``test_fraction`` of the training split.
         test_fraction: always the same examples.
@@ -82,7 +82,7 @@ def load(
     """
     reader = Reader(
         input_column=input_column,
-        label_column=label_column,
+        target=target,
         image_size=image_size,
         channels=channels,
         mean=tuple(mean),
@@ -92,7 +92,7 @@ def load(
         labels=None if classes is None else {str(name): n for n, name in enumerate(classes)},
         kind=kind,
     )
-    require_types(_KEY, {"path": path, "subset": subset}, dict.fromkeys(_TEXTS, str | None))
+    require_types(_KEY, {"subset": subset}, {"subset": str | None})
     require_range(f"{_KEY}.test_fraction", test_fraction, high=1.0, open_high=True)
     place = path if data_folder is None else str(data_folder)
     if place is None:
@@ -111,15 +111,12 @@ def load(
     return kept, split_off
 
 
-_TEXTS = ("path", "subset")
-
-
 @dataclass(frozen=True)
 class Reader:
     """How a table's rows become examples; see :func:`load`."""
 
     input_column: str
-    label_column: str
+    target: str
     image_size: int
     channels: int
     mean: tuple[float, ...]
@@ -158,16 +155,21 @@ class Reader:
         """Return a split's examples, decoded."""
         import datasets
 
-        for key, name in (("input_column", self.input_column), ("label_column", self.label_column)):
+        for key, name in (
+            (f"{_KEY}.input_column", self.input_column),
+            ("task.target", self.target),
+        ):
             if name not in table.column_names:
                 raise ConfigError(
-                    f"{place} has no column {name} ({_KEY}.{key}); it has: "
-                    f"{', '.join(table.column_names)}"
+                    f"{place} has no column {name} ({key}); it has: {', '.join(table.column_names)}"
                 )
         targets = self._targets(table, place)
-        feature, values = table.features[self.input_column], table[self.input_column]
-        if isinstance(feature, datasets.Image):
-            return Images(self._pixels(values), torch.from_numpy(targets), self.mean, self.std)
+        feature = table.features[self.input_column]
+        if isinstance(feature, datasets.Image):  # decoded here, as all images are
+            table = table.cast_column(self.input_column, datasets.Image(decode=False))
+            pixels = self._pixels(table[self.input_column])
+            return Images(pixels, torch.from_numpy(targets), self.mean, self.std)
+        values = table[self.input_column]
         if getattr(feature, "dtype", "") in ("string", "large_string"):
             return self._tokens(list(values)), targets
         try:
@@ -180,23 +182,23 @@ class Reader:
         return _finite(numbers, place), targets
 
     def _targets(self, table: Any, place: str) -> NDArray[Any]:
-        given = list(table[self.label_column])
+        given = list(table[self.target])
         if self.kind == "regression":
             numbers = [value for value in given if isinstance(value, (int, float))]
             if len(numbers) < len(given):
                 raise ConfigError(
-                    f"{place}: {_KEY}.label_column={self.label_column} has values that are not "
+                    f"{place}: task.target={self.target} has values that are not "
                     "numbers, but task.kind=regression"
                 )
             return np.asarray(numbers, dtype=np.float32)
-        names = self._names(given, table.features[self.label_column], place)
+        names = self._names(given, table.features[self.target], place)
         if names is None:
             return np.asarray(given, dtype=np.int64)
         labels = self.labels or {}
         if unknown := sorted(set(names) - labels.keys()):
             known = "null" if self.labels is None else f"[{','.join(labels)}]"
             raise ConfigError(
-                f"{place}: the labels in {_KEY}.label_column={self.label_column} are "
+                f"{place}: the labels in task.target={self.target} are "
                 f"{', '.join(unknown[:5])}, but task.classes={known}"
             )
         return np.asarray([labels[name] for name in names], dtype=np.int64)
@@ -205,7 +207,7 @@ class Reader:
         """Return each label as ``task.classes`` names it; None: labels are places in that list."""
         import datasets
 
-        column, classes = f"{_KEY}.label_column={self.label_column}", list(self.labels or ())
+        column, classes = f"task.target={self.target}", list(self.labels or ())
         numbered = classes == list(map(str, range(len(classes))))  # also if there are none
         if isinstance(feature, datasets.ClassLabel):
             if any(value is None or value < 0 for value in given):
@@ -236,7 +238,7 @@ class Reader:
             place = f"{_KEY}.input_column={self.input_column}: row {row}"
             if image is None:
                 raise ConfigError(f"{place} is empty")
-            converted = in_bytes(image, self.channels, place)
+            converted = in_bytes(read_image(image_in(image), place), self.channels, place)
             pixels[row] = np.asarray(converted.resize(size)).reshape(shape)
         return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
@@ -339,7 +341,7 @@ def _open(path: str, subset: str | None) -> Mapping[str, Any]:
             found = datasets.load_dataset(name, subset, **pinned)
     except Exception as error:  # offline, renamed, damaged: each library raises its own error
         raise DamagedFileError(
-            f"{_KEY}.path={path} cannot be loaded: {type(error).__name__}: {error}"
+            f"task.path={path} cannot be loaded: {type(error).__name__}: {error}"
         ) from None
     return found if isinstance(found, datasets.DatasetDict) else {"train": found}
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from fedhet.tasks.examples import IGNORED
 from fedhet.tasks.references import is_reference, load_reference
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+GAMMA = 2.0  # of the focal loss
+BALANCED = "balanced"
 
 
 def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -38,8 +41,9 @@ def require_logits(outputs: Tensor, num_classes: int) -> None:
         raise ConfigError(
             f"the model's outputs have the shape {shape}, but the task has {num_classes} classes: "
             f"they must be logits (B, {num_classes}), or (B, {num_classes}, H, W) for masks. "
-            "Change the model (a binary classifier has two logits) or task.num_classes; null takes "
-            "the outputs of the module task.classifier"
+            f"Change the model (task.model_options.num_classes={num_classes}, if it takes "
+            "that; a binary classifier has two logits) or task.num_classes; null takes the outputs "
+            "of the module task.classifier"
         )
 
 
@@ -54,6 +58,41 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy of logits (B, C, ...) and labels (B, ...)."""
     _require_places(logits, labels)
     return F.cross_entropy(logits, labels)
+
+
+def focal(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean focal loss (Lin et al. 2017, https://arxiv.org/abs/1708.02002), gamma = 2.
+
+    An example counts (1 - p)^2 times its cross-entropy, p its label's probability.
+    """
+    _require_places(logits, labels)
+    each = F.cross_entropy(logits, labels, reduction="none")
+    return ((1 - torch.exp(-each)) ** GAMMA * each).mean()
+
+
+def weighted(loss: Loss, weights: Tensor) -> Loss:
+    """Return one of fedhet's losses of a classification with a weight for each class (C,).
+
+    The mean is over the sum of the examples' weights, as in PyTorch.
+    """
+
+    def weighted_loss(logits: Tensor, labels: Tensor) -> Tensor:
+        _require_places(logits, labels)
+        known = weights.to(logits.device, logits.dtype)[labels]
+        each = F.cross_entropy(logits, labels, reduction="none")
+        if loss is focal:
+            each = (1 - torch.exp(-each)) ** GAMMA * each
+        return (known * each).sum() / known.sum()
+
+    return weighted_loss
+
+
+def balanced(counts: Sequence[int]) -> Tensor:
+    """Return the weights n / (C n_c) of scikit-learn's "balanced"; C is of the classes present."""
+    found = torch.tensor(counts, dtype=torch.float64)
+    present = found > 0
+    weights = found.sum() / (present.sum() * found.clamp_min(1))
+    return torch.where(present, weights, 1.0).float()
 
 
 def pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -76,7 +115,7 @@ def _require_places(logits: Tensor, labels: Tensor) -> None:
 # The losses of each kind by name, with the default first.
 LOSSES: dict[str, dict[str, Loss]] = {
     # logits (B, C), labels (B,)
-    "classification": {"cross_entropy": cross_entropy},
+    "classification": {"cross_entropy": cross_entropy, "focal": focal},
     # outputs (B,), (B, 1) or (B, k), targets (B,) or (B, k)
     "regression": {
         "mse": _on_equal_shapes(F.mse_loss),

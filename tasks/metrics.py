@@ -36,7 +36,8 @@ from fedhet.common.metrics import (
     measured_names,
     require_metrics,
 )
-from fedhet.tasks.losses import require_logits
+from fedhet.tasks.config import AnyConfig
+from fedhet.tasks.losses import BALANCED, Loss, balanced, loss_of, require_logits, weighted
 from fedhet.tasks.own_metric import OwnMetric
 
 _BINS = 15  # for the calibration error
@@ -325,6 +326,12 @@ class Measured(ABC):
     """A task whose predictions are measured."""
 
     name: str
+    config: AnyConfig
+
+    @property
+    @abstractmethod
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in the order of their labels; none for a regression."""
 
     @property
     def any_label(self) -> bool:
@@ -335,6 +342,27 @@ class Measured(ABC):
     @abstractmethod
     def predictions(self) -> Predictions | None:
         """Describes outputs and labels; None if nothing is predicted."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss, a scalar, without weights of the classes."""
+
+    def training_loss(self, counts: Callable[[], Sequence[int]]) -> Loss:
+        """Return the loss that a client trains on.
+
+        Args:
+            counts: gives the client's number of training examples of each class.
+        """
+        weights, config = self.config.class_weights, self.config
+        if weights is None:
+            return self.loss
+        known = balanced(counts()) if weights == BALANCED else torch.tensor(weights)
+        if len(known) != len(self.class_names):
+            raise ConfigError(
+                f"task.class_weights has {len(known)} weights, and there are "
+                f"{len(self.class_names)} classes: give one for each, in their order"
+            )
+        return weighted(loss_of("classification", config.loss), known)
 
     def metric_set(
         self, names: Sequence[str], *, per_class: bool, device: torch.device | str

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import row_name
+from fedhet.common.outside import no_exit, said_by
 from fedhet.tasks.references import load_reference
 
 
@@ -50,15 +51,20 @@ class OwnMetric:
         The function gets its own tensors on the CPU, which it may change.
 
         Raises:
-            ConfigError: if the function does not return a number.
+            ConfigError: if the function fails in another way, or does not return a number.
         """
         outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         count, why = len(targets), ""  # the function may change them
         found: Any = math.nan
         try:
-            found = self._function(outputs, targets)
+            with no_exit(self._start):
+                found = self._function(outputs, targets)
+        except ConfigError:
+            raise
         except (ValueError, ArithmeticError) as error:
             why = f", by a {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        except Exception as error:
+            raise ConfigError(f"{self._start} failed: {said_by(error)}") from error
         value = self._number(found)
         if not math.isfinite(value) and not self._has_warned:
             text = "%s is %s on %s examples%s: rows leave it out if it is not finite"
@@ -71,6 +77,8 @@ class OwnMetric:
             if isinstance(value, str | bytes):
                 raise TypeError
             return float(value)
+        except OverflowError:  # an int that no float holds
+            return math.inf
         except (TypeError, ValueError, RuntimeError):
             shape = tuple(getattr(value, "shape", ()))
             what = f"{type(value).__name__}{f' of the shape {shape}' if shape else ''}"

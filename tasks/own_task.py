@@ -19,11 +19,12 @@ from torch.utils.data import DataLoader, Subset
 from fedhet.common.errors import ConfigError, SetupError
 from fedhet.tasks import tabular
 from fedhet.tasks.column_statistics import ColumnStatistics
-from fedhet.tasks.config import OwnConfig
-from fedhet.tasks.examples import IGNORED, Examples, is_pair
+from fedhet.tasks.config import NAMED, OwnConfig
+from fedhet.tasks.examples import IGNORED, Clients, Examples, clients_of, is_pair
 from fedhet.tasks.losses import LOSSES, Loss, loss_of, require_logits
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import AnyModel, build_model, build_own_model
+from fedhet.tasks.models.wrapped import CHANNEL_KEYS, refuse_channels
 from fedhet.tasks.partitioned import Partitioned
 from fedhet.tasks.partitions import PartitionConfig, partition_rows
 from fedhet.tasks.references import (
@@ -118,6 +119,8 @@ class OwnTask(Measured, Partitioned):
         self.name, self.columns = config.name, columns
         self._compared = False  # the loss with that of outputs (B,)
         self.functions = functions or Functions.of(config)
+        if self.functions.data is tabular.load and partition.name != "site":
+            self.config = tabular.inferred(config)
         names = inspect.signature(self.functions.data).parameters
         self.by_client = gives_by_client(self.functions.data)
         # ... and with partition=site one that takes a folder, which the server calls without.
@@ -231,7 +234,7 @@ class OwnTask(Measured, Partitioned):
             return {**found, "columns": self.columns}
         if self.functions.data is not tabular.load:
             return found
-        public = tabular.columns_of_public_part(self.config.data_options or {})
+        public = tabular.fitted_options(self.config.arguments)
         return {**found, PUBLIC_COLUMNS: json.dumps(public)} if public else found
 
     @property
@@ -239,6 +242,20 @@ class OwnTask(Measured, Partitioned):
         """Whether the sites fit the columns of their tables together, before round 1."""
         options = self.config.data_options or {}
         return self.functions.data is tabular.load and options.get("fit") == "federated"
+
+    @property
+    def about(self) -> list[str]:
+        """Lines that say how the task reads a table whose columns it has found out."""
+        reads_table = self.functions.data is tabular.load and not self.by_folder
+        return tabular.described(self.config) if reads_table else []
+
+    def site_name(self, folder: Path | str | None) -> str | None:
+        """Return the value of ``task.client_column``, if all rows of a site's table have one."""
+        column = self.config.client_column
+        reads_table = self.by_folder and self.functions.data is tabular.load
+        if not reads_table or column is None or folder is None:
+            return None
+        return tabular.site_name(self.config.arguments, Path(folder).expanduser())
 
     def column_statistics(
         self, client_id: int, site_folder: Path | str | None = None
@@ -248,7 +265,7 @@ class OwnTask(Measured, Partitioned):
         train, _ = self._own(client_id, site_folder) if self.by_folder else self._part(client_id)
         folder = Path(site_folder).expanduser() if self.by_folder and site_folder else None
         # Before the fit, an example's only input is the number of its row.
-        return tabular.statistics_of(train[0][:, 0], self.config.data_options or {}, folder)
+        return tabular.statistics_of(train[0][:, 0], self.config.arguments, folder)
 
     def build_model(self, seed: int) -> AnyModel:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
@@ -272,9 +289,15 @@ class OwnTask(Measured, Partitioned):
             )
             model.classifies = model.classifies and classifies
             return model
-        return build_own_model(
+        own = build_own_model(
             self.functions.model, known, config.model_options or {}, classifies=classifies, **how
         )
+        options = config.data_options or {}
+        if {"channels", "image_size"} <= options.keys() and options.get("tokenizer") is None:
+            shape = (options["channels"], *[options["image_size"]] * 2)
+            keys = [f"task.data_options.{key}" for key in CHANNEL_KEYS if key in options]
+            refuse_channels(own, shape, keys)
+        return own
 
     @cached_property
     def classifier_tensors(self) -> int:
@@ -340,7 +363,7 @@ class OwnTask(Measured, Partitioned):
         return partition_rows(
             self.partition,
             self._stratified[0],
-            None,
+            self._clients[0],
             num_clients=self.num_clients,
             seed=self.seed,
         )
@@ -404,6 +427,7 @@ class OwnTask(Measured, Partitioned):
             "seed": self.seed,
             "kind": self.config.kind,
             "classes": self.config.class_names,
+            **{name: given for name in NAMED if (given := getattr(self.config, name)) is not None},
         }
         if self.fits_columns:
             known["fitted"] = self.columns
@@ -415,7 +439,14 @@ class OwnTask(Measured, Partitioned):
 
     def _given(self, client_id: int | None, folder: Path | str | None) -> tuple[Any, Any]:
         known, options = self._known(client_id, folder), self.config.data_options or {}
-        names = (*CLIENT, "data_folder")
+        names = (*CLIENT, "data_folder", *NAMED)
+        parameters = inspect.signature(self.functions.data).parameters
+        for name in ("path", "target"):
+            if name in known and name not in parameters:
+                raise ConfigError(
+                    f"task.{name}={known[name]}: task.data={self.config.data} has no parameter "
+                    f"{name}: set task.{name}=null, or give the function that parameter"
+                )
         given = call_with_known("task.data", self.functions.data, known, options, names=names)
         if not (isinstance(given, (tuple, list)) and len(given) == 2):
             raise ConfigError(
@@ -431,8 +462,33 @@ class OwnTask(Measured, Partitioned):
         return given[0], given[1]
 
     @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """The clients' names with partition=natural; () with another one."""
+        return () if self.by_client or self.by_folder else self.names_of(self._clients[0])
+
+    @property
+    def num_natural_clients(self) -> int | None:
+        """How many clients partition=natural can make; None if nothing tells whose examples are."""
+        if self.by_client or self.by_folder or (clients := self._clients[0]) is None:
+            return None
+        _, sizes = np.unique(clients, return_counts=True)
+        return int((sizes >= self.partition.options.get("min_size", 1)).sum())
+
+    @cached_property
     def _all(self) -> tuple[Any, Any]:
-        return self._given(None, None)
+        return self._parts_of_all[0]
+
+    @cached_property
+    def _clients(self) -> tuple[Clients, Clients]:
+        """Whose each training example is, and each test example; None where that is unknown."""
+        return self._parts_of_all[1]
+
+    @cached_property
+    def _parts_of_all(self) -> tuple[tuple[Any, Any], tuple[Clients, Clients]]:
+        train, test = (
+            clients_of(given, self.config.client_column) for given in self._given(None, None)
+        )
+        return (train[0], test[0]), (train[1], test[1])
 
     @cached_property
     def _server_test(self) -> Any:
@@ -475,7 +531,11 @@ class OwnTask(Measured, Partitioned):
                 "data_folder for the node's folder"
             )
         kept, held_out = self.held_out_of(self.client_rows[client_id], client_id, shared=True)
-        return _select(self._all[0], kept), _select(self._all[0], held_out)
+        train = _select(self._all[0], kept)
+        if self.client_names and self._clients[1] is not None and not self.partition.holdout:
+            own = np.flatnonzero(self._clients[1] == self.client_names[client_id])
+            return train, _select(self._all[1], own)
+        return train, _select(self._all[0], held_out)
 
     @cached_property
     def _stratified(self) -> tuple[Indices, tuple[str, ...]]:
@@ -487,8 +547,8 @@ class OwnTask(Measured, Partitioned):
         examples = self._examples(self._all[0], "cpu")
         if len(examples) == 0:
             raise ConfigError(
-                f"task.data={self.config.data} gives no training example: change "
-                f"task.data_options={dict(self.config.data_options or {})}"
+                f"task.data={self.config.data} gives no training example: change task.path="
+                f"{self.config.path} or task.data_options={dict(self.config.data_options or {})}"
             )
         kind = self.config.kind
         if kind == "classification" and (labels := examples.targets()).ndim == 1:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.partitions import PartitionConfig, hold_out
@@ -25,9 +27,23 @@ class Partitioned(ABC):
         """The rows of the training examples that each client holds."""
 
     @property
+    @abstractmethod
     def client_names(self) -> tuple[str, ...]:
         """The clients' names with partition=natural; () with another one."""
-        return ()
+
+    def names_of(self, clients: NDArray[np.str_] | None) -> tuple[str, ...]:
+        """Return the clients' names, given whose each training example is."""
+        if self.partition.name != "natural" or clients is None:
+            return ()
+        return tuple(str(clients[rows[0]]) for rows in self.client_rows)
+
+    def site_name(self, folder: Path | str | None) -> str | None:
+        """Return the name that a site's own data give it, with partition=site."""
+        return None
+
+    def name_of(self, client_id: int, folder: Path | str | None) -> str | None:
+        """Return a client's name, if it has one."""
+        return self.client_names[client_id] if self.client_names else self.site_name(folder)
 
     def unseen_clients(self) -> frozenset[int]:
         """Return the ids of the clients of ``partition.unseen``, which may name them."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.outside import home_of, import_name, no_exit
 
 Function = Callable[..., Any]
 _BRACKETS = {ord("<"): None, ord(">"): None}
@@ -27,39 +25,13 @@ def load_reference(key: str, text: str) -> Function:
     """Return the function that a recipe's ``key`` names.
 
     Raises:
-        ConfigError: if there is no such module or function. An error inside the module is raised
-            unchanged.
+        ConfigError: if there is no such function, or its module cannot be imported.
     """
-    path, _, name = text.partition(":")
-    try:
-        found: Any = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"{key}={text}: the module {path} needs {error.name}, which is not installed"
-            ) from error
-        raise ConfigError(f"{key}={text}: {_where_looked(error.name)}") from None
-    for part in name.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, vars(found), n=3)
-            hint = f"; it has {', '.join(near)}" if near else ""
-            raise ConfigError(f"{key}={text}: {path} has no {part}{hint}")
-        found = getattr(found, part)
+    found = import_name(key, text)
     if not callable(found):
         raise ConfigError(f"{key}={text} is a {type(found).__name__}, not a function")
     function: Function = found
     return function
-
-
-def _where_looked(module: str) -> str:
-    """Say that there is no such module, and where fedhet has looked."""
-    package = sys.modules.get(module.rpartition(".")[0])
-    if package is not None:  # possibly an installed package with the user's name
-        return f"there is no module {module} in {', '.join(package.__path__)}"
-    return (
-        f"there is no module {module} in the current folder, in the app bundle or among the "
-        "installed packages"
-    )
 
 
 def name_of(function: Function) -> str:
@@ -89,6 +61,11 @@ def _said(value: Any) -> str:
     return name_of(value) if callable(value) else type(value).__qualname__
 
 
+def _is_torchvision(function: Function) -> bool:
+    """Whether a function builds a model for ``num_classes`` though its signature hides that."""
+    return home_of(function).startswith("torchvision.models.")
+
+
 def call_with_known(
     key: str,
     function: Function,
@@ -115,7 +92,8 @@ def call_with_known(
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # of a builtin
-        return function(**options)
+        with no_exit(f"{key}={name_of(function)}"):
+            return function(**options)
     kinds = {one.kind for one in parameters.values()}
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds
     options_key = options_key or f"{key}_options"
@@ -126,6 +104,8 @@ def call_with_known(
             f"{', '.join(parameters) or 'nothing'}"
         )
     given = {name: known[name] for name in parameters if name in known} | dict(options)
+    if takes_any and _is_torchvision(function) and "num_classes" in known:
+        given = given if given.get("weights") else {"num_classes": known["num_classes"], **given}
     missing = [
         name
         for name, one in parameters.items()
@@ -139,4 +119,5 @@ def call_with_known(
             f"{key}={name_of(function)} needs {', '.join(missing)}: give them in {options_key}"
             + (f", or name the parameter one of {others}" if others else "")
         )
-    return function(**given)
+    with no_exit(f"{key}={name_of(function)}"):
+        return function(**given)

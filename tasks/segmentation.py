@@ -15,15 +15,13 @@ from torch.utils.data import Dataset
 
 from fedhet.common.errors import (
     ConfigError,
-    DamagedFileError,
     SetupError,
     require_range,
-    require_types,
     require_whole,
 )
 from fedhet.tasks.examples import IGNORED
-from fedhet.tasks.sources.encodings import in_bytes
-from fedhet.tasks.sources.images import by_suffix, warn_of_others
+from fedhet.tasks.sources.encodings import in_bytes, read_image
+from fedhet.tasks.sources.images import images_in, warn_of_others
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
 Pair = tuple[Tensor, Tensor]
@@ -110,7 +108,6 @@ def load(
         ConfigError: for a missing folder or mask, or two images with one name; when it is read, for
             a file that is damaged, and for a mask with colours or of another size than its image.
     """
-    require_types(_KEY, {"path": path}, {"path": str | None})
     require_whole(f"{_KEY}.image_size", image_size, low=1)
     require_range(f"{_KEY}.test_fraction", test_fraction, high=1.0, open_high=True)
     if ignore_index is not None:
@@ -168,7 +165,7 @@ class MaskedImages(Dataset[Pair]):
         from PIL.Image import Resampling
 
         image_path, mask_path = self._paths[row]
-        image, mask = _upright(image_path), _upright(mask_path)
+        image, mask = read_image(image_path, image_path), read_image(mask_path, mask_path)
         if image.size != mask.size:
             raise ConfigError(
                 f"{mask_path} has {mask.width}x{mask.height} pixels, but its image "
@@ -192,23 +189,12 @@ class MaskedImages(Dataset[Pair]):
         return chosen
 
 
-def _upright(path: Path) -> Any:
-    """Return a picture, turned as its EXIF orientation says."""
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(path) as picture:
-            return ImageOps.exif_transpose(picture)
-    except Exception as error:  # each of Pillow's decoders raises its own
-        raise DamagedFileError(f"{path} cannot be read as an image: {error}") from None
-
-
 def _pictures(folder: Path) -> dict[str, Path]:
     """Return the pictures of a folder by name without its ending."""
     if not folder.is_dir():
-        raise SetupError(f"{folder} is not a folder: change {_KEY}.path or the data-folder")
+        raise SetupError(f"{folder} is not a folder: change task.path or the data-folder")
     found: dict[str, Path] = {}
-    pictures, others = by_suffix(one for one in folder.iterdir() if one.is_file())
+    pictures, others = images_in(folder)
     warn_of_others(folder, others)
     for path in pictures:
         if found.setdefault(path.stem, path) != path:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.column_statistics import ColumnStatistics
+from fedhet.tasks.tables import require_columns, where
 
 if TYPE_CHECKING:  # pandas and scikit-learn take a second to import
     from pandas import DataFrame, Series
@@ -20,6 +21,9 @@ if TYPE_CHECKING:  # pandas and scikit-learn take a second to import
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 KEY = "task.data_options"
+_MOST_CLASSES = 100  # that a target is taken for, unless they are listed
+_FEW = 20  # rows that tell nothing of what a column usually has
+_MOST_NUMBERS, _MOST_DISTINCT = 0.9, 0.9  # shares of a column's values
 _WHOLE = re.compile(r"^(-?\d+)\.0$")
 
 
@@ -150,7 +154,7 @@ class Columns:
             row, place = np.argwhere(~np.isfinite(inputs))[0]
             name = self.transformer.get_feature_names_out()[place].partition("__")[2]
             raise ConfigError(
-                f"{_where(table)}: scaled, the column {name} has no float32 in row "
+                f"{where(table)}: scaled, the column {name} has no float32 in row "
                 f"{table.index[row] + 1}: too large a number, there or among those fitted"
             )
         return inputs, targets
@@ -165,8 +169,8 @@ class Columns:
         """Return the columns with numbers as float64 and categories as text or None."""
         import pandas
 
-        _require_columns(table, (*self.numeric, *self.categorical))
-        cure = f"put it into {KEY}.categorical"
+        require_columns(table, (*self.numeric, *self.categorical), KEY)
+        cure = f"list it in {KEY}.categorical"
         numbers = {name: _numbers(table, name, cure) for name in self.numeric}
         categories = {
             name: pandas.Series(_categories(table[name]), dtype=object) for name in self.categorical
@@ -175,12 +179,12 @@ class Columns:
 
     def targets(self, table: DataFrame) -> NDArray[Any]:
         """Return labels or, for a regression, numbers (n,)."""
-        _require_columns(table, (self.target,))
+        require_columns(table, (self.target,), "task.target")
         missing = int(table[self.target].isna().sum())
         if missing:
             raise ConfigError(
-                f"{_where(table)}: {missing} of the {len(table)} rows have no {self.target} "
-                f"({KEY}.target): remove them (in CSV files NA, None and the like mean missing)"
+                f"{where(table)}: {missing} of the {len(table)} rows have no {self.target} "
+                f"(task.target): remove them (in CSV files NA, None and the like mean missing)"
             )
         if self.labels is None:
             return _numbers(table, self.target, "set task.kind=classification and task.classes")
@@ -189,7 +193,7 @@ class Columns:
         texts = _texts(table[self.target])  # whole numbers become 1.0 if one is missing
         if unknown := sorted(set(texts) - set(labels)):
             raise ConfigError(
-                f"{_where(table)}: the column {self.target} has {', '.join(unknown[:5])}, but "
+                f"{where(table)}: the column {self.target} has {', '.join(unknown[:5])}, but "
                 f"task.classes has {', '.join(self.labels)}"
             )
         return np.array([labels[text] for text in texts], dtype=np.int64)
@@ -204,33 +208,67 @@ class Columns:
             if unknown:
                 getLogger("flwr").log(
                     WARNING,
-                    "column %s: %s of %s values were not in the fitted rows; they become zeros",
+                    "column %s: %s of %s values are not in the rows that the columns are fitted "
+                    "on, so they count as no category: fit on more rows (%s.fit)",
                     name,
                     unknown,
                     len(prepared),
+                    KEY,
                 )
 
 
 def names_in(
-    public: DataFrame,
+    table: DataFrame,
     target: str,
     numeric: Sequence[str] | None,
     categorical: Sequence[str] | None,
+    client_column: str | None = None,
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the numeric and categorical columns; a public part gives those that are None."""
-    if len(public) == 0:
-        raise ConfigError(f"{_where(public)} has no row to fit the columns on")
-    named = [target, *(numeric or ()), *(categorical or ())]
-    rest = [name for name in public.columns if name not in named]
+    """Return the numeric and categorical columns; the table's values give those that are None.
+
+    Raises:
+        ConfigError: for a column that holds numbers but for a few values, which somebody who can
+            see them has to decide about.
+    """
+    if len(table) == 0:
+        raise ConfigError(f"{where(table)} has no row to fit the columns on")
+    require_columns(table, (target,), "task.target")
+    named = [target, client_column, *(numeric or ()), *(categorical or ())]
+    rest = [name for name in table.columns if name not in named]
     given = numeric is not None
     if numeric is None:
-        numeric = [name for name in rest if _holds_numbers(public[name])]
+        numeric = [name for name in rest if _holds_numbers(table, name)]
+        rest = [name for name in rest if name not in numeric]
     if categorical is None:
-        categorical = [name for name in rest if name not in numeric]
+        categorical = [name for name in rest if not _is_name(table[name])]
+        if left := [name for name in rest if name not in categorical]:
+            text = "%s: left out, because nearly each row has another value: %s (keep it: %s)"
+            keys = f"{KEY}.categorical"
+            getLogger("flwr").log(WARNING, text, where(table), ", ".join(left), keys)
         if given and categorical:
             text = "%s: taken as categories, because only %s.numeric is given: %s"
-            getLogger("flwr").log(INFO, text, _where(public), KEY, ", ".join(categorical))
+            getLogger("flwr").log(INFO, text, where(table), KEY, ", ".join(categorical))
     return numeric, categorical
+
+
+def class_values(table: DataFrame, target: str) -> tuple[str, ...]:
+    """Return the classes of a table's target: numbers ascending, or else texts in order."""
+    require_columns(table, (target,), "task.target")
+    found = {text for text in _categories(table[target]) if text is not None}
+    if len(found) > _MOST_CLASSES:
+        raise ConfigError(
+            f"{where(table)}: the column {target} (task.target) has {len(found)} different values: "
+            "set task.kind=regression if they are numbers to predict, or list task.classes"
+        )
+    try:
+        return tuple(sorted(found, key=float))
+    except ValueError:
+        return tuple(sorted(found))
+
+
+def _is_name(column: Series[Any]) -> bool:
+    """Return whether nearly each row has another value, as in a column of names."""
+    return len(column) >= _FEW and column.nunique() > _MOST_DISTINCT * column.count()
 
 
 def _constant(statistics: ColumnStatistics) -> NDArray[np.bool_]:
@@ -253,45 +291,68 @@ def _transformer(numeric: list[str], categorical: list[str]) -> Any:
     return ColumnTransformer(parts, sparse_threshold=0)
 
 
-def _where(table: DataFrame) -> str:
-    return str(table.attrs.get("path", "the table"))
-
-
-def _require_columns(table: DataFrame, names: Sequence[str]) -> None:
-    for name in names:
-        if name not in table.columns:
-            raise ConfigError(
-                f"{_where(table)} has no column {name} ({KEY}); it has: "
-                f"{', '.join(map(str, table.columns))}"
-            )
-
-
-def _holds_numbers(column: Series[Any]) -> bool:
-    from pandas import to_numeric
+def _holds_numbers(table: DataFrame, name: str) -> bool:
+    """Return whether a column is one of numbers; some values that are none must be said."""
     from pandas.api.types import is_bool_dtype
 
+    column = table[name]
     if is_bool_dtype(column) or column.isna().all():
         return False
-    try:
-        to_numeric(column)
-    except (TypeError, ValueError):
-        return False
-    return True
+    given = column.notna().to_numpy()
+    right = np.isfinite(_floats(table, name))
+    if (right | ~given).all():
+        return True
+    count = int(given.sum())
+    if count >= _FEW and right.sum() >= _MOST_NUMBERS * count:
+        row = table.index[int(np.argmax(given & ~right))] + 1
+        raise ConfigError(
+            f"{where(table)}: the column {name} has numbers, but for row {row}"
+            f"{_and_more(int((given & ~right).sum()))}: empty the cell if the value is missing, or "
+            f"list the column in {KEY}.categorical"
+        )
+    other = "," if table.attrs.get("decimal", ".") == "." else "."
+    if np.isfinite(_floats(table, name, other)).sum() >= _MOST_NUMBERS * count:
+        raise ConfigError(
+            f"{where(table)}: the column {name} looks like numbers with the decimal point "
+            f"{other!r}: set {KEY}.decimal='{other}' (in a shell \"{KEY}.decimal='{other}'\"), or "
+            f"list the column in {KEY}.categorical"
+        )
+    return False
+
+
+def _and_more(wrong: int) -> str:
+    return "" if wrong == 1 else f" and {wrong - 1} more"
+
+
+def _floats(table: DataFrame, name: str, decimal: str | None = None) -> NDArray[np.float64]:
+    """Return a column's numbers (n,), NaN where a value is missing or none."""
+    from pandas import to_numeric
+    from pandas.api.types import is_bool_dtype, is_string_dtype
+
+    column = _seconds(table[name])
+    decimal = decimal or table.attrs.get("decimal", ".")
+    if is_bool_dtype(column):
+        column = column.astype("Float64")
+    elif is_string_dtype(column) or column.dtype == object:
+        column = column.astype("string")
+        if decimal != ".":
+            column = column.where(~column.str.contains(".", regex=False, na=False))
+            column = column.str.replace(decimal, ".", regex=False)
+    numbers = to_numeric(column, errors="coerce").astype("Float64").mask(column.isna())  # NaT
+    found: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+    return found
 
 
 def _numbers(table: DataFrame, name: str, cure: str) -> NDArray[np.float64]:
     """Return a column (n,), NaN if a value is missing; errors about text suggest ``cure``."""
-    from pandas import to_numeric
-
-    column = _seconds(table[name])
-    numbers = to_numeric(column, errors="coerce").astype("Float64").mask(column.isna())  # NaT
-    found: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
-    other = np.isinf(found) | (np.isnan(found) & column.notna().to_numpy())
+    found = _floats(table, name)
+    other = np.isinf(found) | (np.isnan(found) & table[name].notna().to_numpy())
     if other.any():
         row = table.index[int(np.argmax(other))] + 1  # not its value: a site sends the error
         raise ConfigError(
-            f"{_where(table)}: the column {name} is numeric, but has no finite number in row "
-            f"{row}: mend the file, or {cure}"
+            f"{where(table)}: the column {name} is numeric, but has no finite number in row "
+            f"{row}{_and_more(int(other.sum()))}: mend the file, {cure}, or set {KEY}.decimal if "
+            "the file has another decimal point"
         )
     return found
 

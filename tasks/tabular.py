@@ -2,17 +2,20 @@
 
 scikit-learn prepares the columns. A missing number becomes the column's mean, and numbers are
 scaled to mean 0 and variance 1 (SimpleImputer, StandardScaler). Categories become one input each;
-a missing value counts as a category if the public part has one, and a category that the public part
-lacks becomes zeros (OneHotEncoder with ``handle_unknown="ignore"``). By default the columns and
-their statistics come only from a public part of the data: the first rows of the file (in a folder,
-the training file), or a separate file. With ``fit="federated"`` they come from the rows of all
-sites: each sends the statistics of its training rows before round 1 (tasks/column_statistics.py).
+a missing value counts as a category if the fitted rows have one, and a category that they lack
+becomes zeros (OneHotEncoder with ``handle_unknown="ignore"``). What the columns are fitted on is
+``fit``: all training rows of the file that everybody reads ("all", for a simulation), a public part
+("public"), or the rows of sites that nobody else reads ("federated"): each sends the statistics of
+its training rows before round 1 (tasks/column_statistics.py).
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,57 +25,70 @@ from torch import Tensor, nn
 
 from fedhet.common.errors import (
     ConfigError,
-    DamagedFileError,
-    SetupError,
     require_choice,
     require_finite,
     require_range,
     require_types,
     require_whole,
 )
+from fedhet.common.text_files import Dialect
 from fedhet.tasks.column_statistics import ColumnStatistics
-from fedhet.tasks.table_columns import KEY, Arrays, Columns, names_in
+from fedhet.tasks.config import OwnConfig
+from fedhet.tasks.table_columns import KEY, Arrays, Columns, class_values, names_in
+from fedhet.tasks.tables import SITE, Tables, read_table, require_columns
 
 if TYPE_CHECKING:  # pandas takes a second to import
     from pandas import DataFrame
 
-_SUFFIXES = (".csv", ".parquet")
-FITS = ("public", "federated")
-_SPLIT_SEED = 0  # the same test rows whatever the run's seed
+REFERENCE = "fedhet.tasks.tabular:load"
+FITS = ("all", "public", "federated")
+PUBLIC_ROWS = 100
+_TEXTS = tuple[str, ...] | None
+_DIALECT = ("separator", "decimal", "encoding")
+Rows = tuple[NDArray[Any], ...]  # inputs, targets and, if they are known, the rows' clients
 
 
 def load(
     *,
     target: str | None = None,
     path: str | None = None,
+    client_column: str | None = None,
     numeric: Sequence[str] | None = None,
     categorical: Sequence[str] | None = None,
-    fit: str = "public",
-    public: int | str = 100,
+    fit: str | None = None,
+    public: int | str | None = None,
     test_fraction: float = 0.2,
+    separator: str = ",",
+    decimal: str = ".",
+    encoding: str | None = None,
     kind: str = "classification",
     classes: Sequence[str] | None = None,
     data_folder: Path | None = None,
     fitted: str | None = None,
-) -> tuple[Arrays, Arrays | None]:
-    """Return training and test rows, each as inputs (n, d) and targets (n,).
+) -> tuple[Rows, Rows | None]:
+    """Return training and test rows, each as inputs (n, d), targets (n,) and perhaps clients (n,).
 
     Args:
         target: column of the class or, for a regression, of the number to predict.
-        path: a file, a random ``test_fraction`` of which is for testing, or a folder with train
-            and perhaps test (.csv or .parquet).
+        path: a file, a random ``test_fraction`` of which is for testing; a folder with train and
+            perhaps test (.csv or .parquet); or a folder with a file for each site.
+        client_column: column that says whose a row is; it is no input unless it is listed as one.
         numeric: columns of numbers; None: the others that hold only numbers.
         categorical: columns of categories; None: all others.
-        fit: what the columns are fitted on: the ``public`` part, or the training rows of all sites
-            ("federated"), which needs ``numeric`` and ``categorical``.
+        fit: what the columns are fitted on: all training rows of the file ("all"), the ``public``
+            part, or the training rows of all sites ("federated"), which needs ``numeric`` and
+            ``categorical``; None: the public part if ``public`` is given, else all.
         public: the part that columns and statistics come from: a number of first rows, or the path
-            of a file that is the same at all sites. If ``test_fraction`` divides one file, test
-            rows are among the first ones; their targets are not read.
+            of a file that is the same at all sites; None: 100 rows. If ``test_fraction`` divides
+            one file, test rows are among the first ones; their targets are not read.
         test_fraction: share of the one file, always the same rows.
+        separator: what stands between two fields of a CSV file: ,  ;  tab  or |.
+        decimal: the decimal point of a CSV file's numbers: . or a comma.
+        encoding: of a CSV file, such as latin-1; None: UTF-8, or as its byte order mark says.
         kind: classification or regression.
         classes: the values of ``target`` in the order of their labels.
-        data_folder: a site's folder (``partition=site``), in place of ``path``; the server has none
-            and gets inputs without rows.
+        data_folder: a site's folder or file (``partition=site``), in place of ``path``; the server
+            has none and gets inputs without rows.
         fitted: the sites' combined statistics (``ColumnStatistics.to_json``). Before they exist, a
             federated fit gives each row its number as the only input, (n, 1).
 
@@ -80,51 +96,200 @@ def load(
         ConfigError: for a missing file or column, a value in a numeric column that is not a number,
             a class that ``classes`` lacks, or a missing target.
     """
-    _check(target, path, numeric, categorical, fit, public, test_fraction)
-    train, test, whole = _tables(path, data_folder, test_fraction)
-    if fit == "federated":
-        names = _names(target, numeric, categorical)
-        if fitted is None:
-            return _numbered(Columns.named(*names, kind, classes), train, test)
-        columns = Columns.of_statistics(ColumnStatistics.from_json(fitted), *names, kind, classes)
-    else:
-        shown = _public_part(public, whole, data_folder)
-        columns = Columns.fitted(shown, str(target), numeric, categorical, kind, classes)
-    if train is None:
-        return columns.no_rows(), None
-    return columns.arrays(train), None if test is None else columns.arrays(test)
+    found: tuple[Rows, Rows | None] = Table.of(locals(), data_folder).rows(kind, classes, fitted)
+    return found
 
 
-def load_test(
-    *,
-    target: str | None = None,
-    path: str | None = None,
-    numeric: Sequence[str] | None = None,
-    categorical: Sequence[str] | None = None,
-    fit: str = "public",
-    public: int | str = 100,
-    kind: str = "classification",
-    classes: Sequence[str] | None = None,
-    fitted: str | None = None,
-) -> Arrays:
+def load_test(**options: Any) -> Rows:
     """Return the server's test rows when sites have their own data: for ``task.test_data``.
 
     The arguments are those of :func:`load`. The rows come from ``path``'s test file or, without
     one, from all of it.
     """
-    train, test = load(
-        target=target,
-        path=path,
-        numeric=numeric,
-        categorical=categorical,
-        fit=fit,
-        public=public,
-        test_fraction=0.0,
-        kind=kind,
-        classes=classes,
-        fitted=fitted,
-    )
+    train, test = load(**{**options, "test_fraction": 0.0})
     return train if test is None or len(test[1]) == 0 else test
+
+
+load_test.__signature__ = inspect.signature(load)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table and how its columns are read; the attributes are arguments of :func:`load`."""
+
+    target: str
+    numeric: Sequence[str] | None
+    categorical: Sequence[str] | None
+    fit: str
+    public: int | str
+    client_column: str | None
+    dialect: Dialect
+    tables: Tables | None
+    at_site: bool
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], data_folder: Path | None = None) -> Table:
+        """Check the arguments of :func:`load`."""
+        defaults = {name: one.default for name, one in inspect.signature(load).parameters.items()}
+        given = defaults | {name: value for name, value in options.items() if name in defaults}
+        kinds = {
+            "numeric": _TEXTS,
+            "categorical": _TEXTS,
+            "fit": str | None,
+            "public": int | str | None,
+        }
+        kinds |= {"separator": str, "decimal": str, "encoding": str | None}
+        require_types(KEY, {name: given[name] for name in kinds}, kinds)
+        if isinstance(given["public"], int):
+            require_whole(f"{KEY}.public", given["public"], low=1)
+        given["fit"] = given["fit"] or ("all" if given["public"] is None else "public")
+        given["public"] = given["public"] or PUBLIC_ROWS
+        require_choice(f"{KEY}.fit", given["fit"], FITS)
+        share = given["test_fraction"]
+        require_range(f"{KEY}.test_fraction", share, high=1.0, open_high=True)
+        if given["target"] is None:
+            raise ConfigError("task.target=null: name the column to predict")
+        dialect = Dialect(**{name: given[name] for name in _DIALECT}, group=KEY)
+        tables, path, column = None, given["path"], given["client_column"]
+        if data_folder is not None:  # partition.holdout holds out a site's rows
+            tables = Tables(data_folder, dialect, 0.0, column)
+        elif path is not None:
+            tables = Tables(Path(path).expanduser(), dialect, share, column)
+        names = ("target", "numeric", "categorical", "fit", "public")
+        own = {name: given[name] for name in names}
+        at_site = data_folder is not None
+        return cls(**own, client_column=column, dialect=dialect, tables=tables, at_site=at_site)
+
+    def rows(self, kind: str, classes: Sequence[str] | None, fitted: str | None) -> Any:
+        """Return what :func:`load` returns."""
+        if self.fit == "federated":
+            names = self.federated_names()
+            if fitted is None:
+                return self._numbered(Columns.named(*names, kind, classes))
+            statistics = ColumnStatistics.from_json(fitted)
+            columns = Columns.of_statistics(statistics, *names, kind, classes)
+        else:
+            columns = Columns.fitted(self.shown, self.target, *self.names, kind, classes)
+        if self.tables is None:
+            return columns.no_rows(), None
+        train, test = self.tables.train, self.tables.test
+        return self._with_clients(columns.arrays(train), train), (
+            None if test is None else self._with_clients(columns.arrays(test), test)
+        )
+
+    def federated_names(self) -> tuple[str, Sequence[str], Sequence[str]]:
+        """Return the columns of a federated fit, which a site cannot find out from its rows."""
+        if self.numeric is None or self.categorical is None:
+            raise ConfigError(
+                f"{KEY}.fit=federated: the sites must agree on the columns; list them in "
+                f"{KEY}.numeric and {KEY}.categorical ([]: none)"
+            )
+        return self.target, self.numeric, self.categorical
+
+    @cached_property
+    def names(self) -> tuple[Sequence[str], Sequence[str]]:
+        """The numeric and the categorical columns; those that are not named are found."""
+        return names_in(self.shown, self.target, self.numeric, self.categorical, self._clients)
+
+    @cached_property
+    def shown(self) -> DataFrame:
+        """The rows that the columns are fitted on."""
+        if self.fit == "public" and isinstance(self.public, str):
+            return read_table(Path(self.public).expanduser(), self.dialect)
+        if self.at_site:
+            raise ConfigError(
+                f"{KEY}.fit={self.fit}: with partition=site the sites must agree on the columns' "
+                f"statistics; set {KEY}.fit=federated, or {KEY}.fit=public with {KEY}.public "
+                "naming a file with public rows, at the same path everywhere"
+            )
+        if self.tables is None:
+            raise ConfigError("task.path=null: name the file or folder of the table")
+        if self.fit == "public":
+            assert isinstance(self.public, int)
+            return self.tables.whole.head(self.public)
+        return self.tables.train
+
+    @property
+    def _clients(self) -> str | None:
+        """The column that says whose a row is."""
+        of_sites = self.tables is not None and not self.at_site and self.tables.has_clients
+        return self.client_column or (SITE if of_sites else None)
+
+    def _with_clients(self, rows: Arrays, table: DataFrame) -> Rows:
+        """Add the rows' clients, if the table has them and they are asked for."""
+        column = self._clients
+        if column is None or self.at_site:
+            return rows
+        require_columns(table, (column,), "task.client_column")
+        clients = table[column].astype("string")
+        if clients.isna().any():
+            row = table.index[int(np.argmax(clients.isna()))] + 1
+            raise ConfigError(
+                f"{table.attrs['path']}: row {row} has no {column} (task.client_column): whose is "
+                "it? Fill it, or remove the row"
+            )
+        return *rows, clients.to_numpy(dtype=str)
+
+    def _numbered(self, columns: Columns) -> Any:
+        """Return each row's number as its input, and the targets unchanged."""
+        if self.tables is None:
+            return (np.zeros((0, 1), dtype=np.int64), np.zeros(0)), None
+
+        def rows(table: DataFrame) -> Rows:
+            return self._with_clients(
+                (np.arange(len(table))[:, None], columns.targets(table)), table
+            )
+
+        train, test = self.tables.train, self.tables.test
+        return rows(train), None if test is None else rows(test)
+
+
+def inferred(config: OwnConfig) -> OwnConfig:
+    """Return a task with what its file tells: the columns, and the classes.
+
+    A task whose table only the sites have stays as it is.
+    """
+    if config.path is None or config.target is None:
+        return config
+    table = Table.of(config.arguments)
+    assert table.tables is not None
+    values: dict[str, Any] = {}
+    if config.kind == "classification" and config.class_names is None:
+        found = class_values(table.tables.whole, table.target)
+        values["classes"] = found
+    if table.fit != "federated":
+        numeric, categorical = table.names
+        names = {"numeric": tuple(numeric), "categorical": tuple(categorical)}
+        values["data_options"] = {**(config.data_options or {}), **names}
+    return replace(config, **values)
+
+
+def described(config: OwnConfig) -> list[str]:
+    """Return lines that say how an inferred table is read."""
+    options = config.data_options or {}
+    if config.path is None or options.get("numeric") is None:
+        return []
+    table = Table.of(config.arguments)
+    assert table.tables is not None
+    train, test = table.tables.train, table.tables.test
+    rows = f"{len(train)} rows to train on, {0 if test is None else len(test)} to test on"
+    names = config.class_names
+    what = "a number" if names is None else f"one of {', '.join(names)}"
+    lines = [f"{config.path}: {rows}; {config.target} (task.target) is {what}"]
+    for key, kind in (("numeric", "numbers"), ("categorical", "categories")):
+        found = ", ".join(map(str, options.get(key) or ())) or "none"
+        lines.append(f"{config.path}: {kind} ({KEY}.{key}): {found}")
+    return lines
+
+
+def site_name(options: Mapping[str, Any], data_folder: Path) -> str | None:
+    """Return the one value of ``client_column`` in a site's table; None if there are several."""
+    table, column = Table.of(options, data_folder), options["client_column"]
+    assert table.tables is not None
+    if column not in table.tables.train.columns:
+        return None
+    names = table.tables.train[column].dropna().astype("string").unique().tolist()
+    return str(names[0]) if len(names) == 1 else None
 
 
 def statistics_of(
@@ -137,32 +302,24 @@ def statistics_of(
         options: the options of :func:`load`.
         data_folder: the site's folder, if it has one.
     """
-    path, fraction = options.get("path"), float(options.get("test_fraction", 0.2))
-    train, _, _ = _tables(path, data_folder, fraction)
-    if train is None:
-        raise ConfigError(f"{KEY}.path=null: name the file or folder of the table")
-    names = _names(*(options.get(key) for key in ("target", "numeric", "categorical")))
-    return Columns.named(*names, "regression", None).statistics(train.iloc[rows])
+    table = Table.of(options, data_folder)
+    if table.tables is None:
+        raise ConfigError("task.path=null: name the file or folder of the table")
+    columns = Columns.named(*table.federated_names(), "regression", None)
+    return columns.statistics(table.tables.train.iloc[rows])
 
 
-def columns_of_public_part(options: Mapping[str, Any]) -> dict[str, Any]:
+def fitted_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options that read another table as :func:`load` has read this one.
 
-    These are the options of a federated fit, with the public part's statistics as "fitted". They
-    are empty if a column has more categories than the statistics can hold.
+    These are the options of a federated fit, with the statistics of the rows that the columns were
+    fitted on as "fitted". They are empty if a column has more categories than these can hold.
     """
-    target, path = str(options.get("target")), options.get("path")
-    public = options.get("public", 100)
-    whole = None
-    if path is not None and not isinstance(public, str):
-        whole = _read(_files(Path(path).expanduser())["train"], public)
-    shown = _public_part(public, whole, None)
-    numeric, categorical = names_in(
-        shown, target, options.get("numeric"), options.get("categorical")
-    )
+    table = Table.of(options)
+    numeric, categorical = table.names
     try:
-        found = Columns.named(target, numeric, categorical, "regression", None).statistics(shown)
-        fitted = found.to_json()
+        columns = Columns.named(table.target, numeric, categorical, "regression", None)
+        fitted = columns.statistics(table.shown).to_json()
     except ValueError:  # also a ConfigError, and the error of a sum that is not a float64
         return {}
     names = {"numeric": list(numeric), "categorical": list(categorical)}
@@ -211,154 +368,3 @@ class Rescale(nn.Module):
     def forward(self, outputs: Tensor) -> Tensor:
         """Return outputs (B, k) in the unit of the targets."""
         return outputs * self._std + self._mean
-
-
-def _check(
-    target: object,
-    path: object,
-    numeric: object,
-    categorical: object,
-    fit: object,
-    public: int | str,
-    test_fraction: float,
-) -> None:
-    texts = {"target": target, "path": path}
-    names = {"numeric": numeric, "categorical": categorical}
-    require_types(KEY, texts, dict.fromkeys(texts, str | None))
-    require_types(KEY, names, dict.fromkeys(names, tuple[str, ...] | None))
-    require_types(KEY, {"fit": fit, "public": public}, {"fit": str, "public": int | str})
-    if not isinstance(public, str):
-        require_whole(f"{KEY}.public", public, low=1)
-    require_choice(f"{KEY}.fit", str(fit), FITS)
-    require_range(f"{KEY}.test_fraction", test_fraction, high=1.0, open_high=True)
-    if target is None:
-        raise ConfigError(f"{KEY}.target=null: name the column to predict")
-
-
-def _names(
-    target: str | None, numeric: Sequence[str] | None, categorical: Sequence[str] | None
-) -> tuple[str, Sequence[str], Sequence[str]]:
-    """Return the columns of a federated fit, which a site cannot find out from its rows."""
-    if numeric is None or categorical is None:
-        raise ConfigError(
-            f"{KEY}.fit=federated: the sites must agree on the columns; list them in {KEY}.numeric "
-            f"and {KEY}.categorical ([]: none)"
-        )
-    return str(target), numeric, categorical
-
-
-def _tables(
-    path: str | None, data_folder: Path | None, test_fraction: float
-) -> tuple[DataFrame | None, DataFrame | None, DataFrame | None]:
-    """Return the training rows, the test rows, and the training file before the split.
-
-    Each is None without a file. Without a test file, partition.holdout holds out a site's rows.
-    """
-    folder = data_folder or (None if path is None else Path(path).expanduser())
-    if folder is None:
-        return None, None, None
-    files = _files(folder)
-    whole = _read(files["train"])
-    if "test" in files:
-        return whole, _read(files["test"]), whole
-    if data_folder is not None or test_fraction == 0:
-        return whole, None, whole
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(whole))
-    size = round(test_fraction * len(whole))
-    test, rest = np.sort(order[:size]), np.sort(order[size:])
-    return whole.iloc[rest], whole.iloc[test], whole
-
-
-def _public_part(public: int | str, whole: DataFrame | None, data_folder: Path | None) -> DataFrame:
-    if isinstance(public, str):
-        return _read(Path(public).expanduser())
-    if data_folder is not None:
-        raise ConfigError(
-            f"{KEY}.public={public}: with partition=site the sites must agree on the columns' "
-            "statistics; name a file with public rows, at the same path everywhere, or set "
-            f"{KEY}.fit=federated"
-        )
-    if whole is None:
-        raise ConfigError(f"{KEY}.path=null: name the file or folder of the table")
-    return whole.head(public)
-
-
-def _numbered(
-    columns: Columns, train: DataFrame | None, test: DataFrame | None
-) -> tuple[Arrays, Arrays | None]:
-    """Return each row's number as its input, and the targets unchanged."""
-
-    def rows(table: DataFrame) -> Arrays:
-        return np.arange(len(table))[:, None], columns.targets(table)
-
-    if train is None:
-        return (np.zeros((0, 1), dtype=np.int64), np.zeros(0)), None
-    return rows(train), None if test is None else rows(test)
-
-
-def _files(path: Path) -> dict[str, Path]:
-    """Return the file of each split, by its name."""
-    if path.is_file():
-        return {"train": path}
-    if not path.exists():
-        raise SetupError(
-            f"{path} does not exist (from {Path.cwd()}): change {KEY}.path, or with partition=site "
-            "the node config's data-folder"
-        )
-    files: dict[str, Path] = {}
-    for split in ("train", "test"):
-        found = [one for suffix in _SUFFIXES if (one := path / f"{split}{suffix}").is_file()]
-        if len(found) > 1:
-            raise ConfigError(f"{found[0]} and {found[1].name} are both there: keep one of them")
-        if found:
-            files[split] = found[0]
-    if "train" not in files:
-        raise SetupError(
-            f"{path} is neither a table nor a folder with train.csv or train.parquet: change "
-            f"{KEY}.path, or with partition=site the node config's data-folder"
-        )
-    return files
-
-
-def _read(path: Path, rows: int | None = None) -> DataFrame:
-    """Return a table: from CSV its texts, from Parquet its own types.
-
-    ``rows``: the number of first rows that are needed.
-    """
-    import pandas
-
-    if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"{path} must end in {' or '.join(_SUFFIXES)}")
-    try:
-        if path.suffix == ".csv":
-            table = _read_csv(path, rows)
-        else:
-            table = pandas.read_parquet(path, dtype_backend="numpy_nullable")
-    except FileNotFoundError:
-        raise SetupError(f"{path} does not exist: change {KEY}.path or .public") from None
-    except (OSError, ValueError) as error:  # includes pandas' and Arrow's own
-        said = " ".join(str(error).split())  # in one line
-        raise DamagedFileError(f"{path} cannot be read as a table: {said}") from None
-    table = table.reset_index(drop=True)  # errors name a row by its place in the file
-    table.attrs["path"] = str(path)
-    return table
-
-
-def _read_csv(path: Path, rows: int | None) -> DataFrame:
-    """Return the texts of a file whose header names each column once.
-
-    pandas itself would call columns "a.1" and "Unnamed: 0", and take the first column for an index
-    if rows have more fields than the header.
-    """
-    import pandas
-
-    header = pandas.read_csv(path, dtype="string", header=None, nrows=1, keep_default_na=False)
-    names = header.iloc[0].tolist()
-    if "" in names:
-        raise ValueError(f"field {names.index('') + 1} of its header is empty: name or remove it")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"its header has {', '.join(twice)} twice")
-    table = pandas.read_csv(path, dtype="string", nrows=rows)
-    if not isinstance(table.index, pandas.RangeIndex):
-        raise ValueError(f"its rows have more fields than its header, which has {len(names)}")
-    return table

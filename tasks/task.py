@@ -19,6 +19,7 @@ from fedhet.tasks.examples import Examples
 from fedhet.tasks.losses import loss_of, require_logits
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import CONDITIONAL, AnyModel, build_model
+from fedhet.tasks.models.wrapped import CHANNEL_KEYS, WrappedModel, refuse_channels
 from fedhet.tasks.own_task import Functions, OwnTask
 from fedhet.tasks.partitioned import Partitioned
 from fedhet.tasks.partitions import PartitionConfig, partition_rows
@@ -130,6 +131,9 @@ class Task(Measured, Partitioned):
             seed=seed,
             **self.config.model_arguments,
         )
+        if isinstance(model, WrappedModel) and isinstance(self.config, ImageConfig):
+            keys = [f"task.{key}" for key in CHANNEL_KEYS]
+            refuse_channels(model, self.input_shape, keys)
         # so that a large model is not built once more to be asked
         self.__dict__.setdefault("classifier_tensors", model.classifier_tensors)
         return model
@@ -183,6 +187,8 @@ class Task(Measured, Partitioned):
         else:
             rows = self.client_rows[client_id]
             train, held_out = self._hold_out(self.train_split, rows, client_id)
+            if self.client_names and not self.partition.holdout:
+                held_out = self._own_test(self.client_names[client_id])
         data = self._tensors(train, device, channels_last)
         if held_out is None or len(held_out) == 0:
             return data, None
@@ -224,10 +230,15 @@ class Task(Measured, Partitioned):
         return partition_rows(
             self.partition,
             self.train_split.labels,
-            self.train_split.groups,
+            self.train_split.clients,
             num_clients=self.num_clients,
             seed=self.seed,
         )
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """The clients' names with partition=natural; () with another one."""
+        return self.names_of(self.train_split.clients)
 
     def class_counts(self) -> Indices:
         """Return the number of examples of each class that each client holds, (N, C)."""
@@ -237,6 +248,11 @@ class Task(Measured, Partitioned):
     @cached_property
     def _splits(self) -> tuple[Split, Split]:
         return self._source.load()
+
+    def _own_test(self, name: str) -> Split | None:
+        """Return a natural client's examples of the test set, if these are known."""
+        test = self._source.load_test() or self._splits[1]
+        return None if test.clients is None else test.select(np.flatnonzero(test.clients == name))
 
     def _site_splits(self, client_id: int, folder: Path | str | None) -> tuple[Split, Split | None]:
         if folder is None:

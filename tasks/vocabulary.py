@@ -17,6 +17,7 @@ from pathlib import Path
 from unicodedata import category, normalize
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.text_files import read_text
 
 PADDING, START, UNKNOWN = range(3)
 SPECIAL_TOKENS = 3  # and the token of the first word
@@ -95,12 +96,7 @@ def read_vocabulary(path: Path, size: int) -> Vocabulary:
     Raises:
         ConfigError: if the file is missing, too long or malformed.
     """
-    if not path.is_file():
-        raise ConfigError(f"{path} is not a file: change task.vocabulary_file")
-    try:
-        words = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} (task.vocabulary_file) is not UTF-8: {error}") from error
+    words = read_text(path, "task.vocabulary_file").split("\n")
     if words[-1] == "":
         words.pop()
     if len(words) > size - SPECIAL_TOKENS:

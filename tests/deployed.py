@@ -92,10 +92,14 @@ class Deployment:
     """A running federation below FEDHET_DIR; a context manager that leaves no process behind."""
 
     def __init__(
-        self, folder: Path, network: Callable[[Mapping[str, Service]], Loopback] = Loopback
+        self,
+        folder: Path,
+        network: Callable[[Mapping[str, Service]], Loopback] = Loopback,
+        **settings: str,  # of .env
     ) -> None:
         self.folder = folder
-        self.services = services(DOCKER / "federation.yaml", {"FEDHET_DIR": str(folder)})
+        known = {"FEDHET_DIR": str(folder), **settings}
+        self.services = services(DOCKER / "federation.yaml", known)
         self.network = network(self.services)
         self._mark = uuid.uuid4().hex
         self._running: dict[str, subprocess.Popen[bytes]] = {}

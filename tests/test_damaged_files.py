@@ -660,7 +660,7 @@ def test_a_model_is_not_evaluated_on_a_test_set_that_has_changed(mnist_run, data
 def test_a_table_that_has_changed_is_noticed(tmp_path, capsys):
     rows = [f"{number},{number % 7},{'low' if number % 3 else 'high'}" for number in range(40)]
     table, words = tmp_path / "rows.csv", ["task=tabular", "task.classes=[low,high]", "clients=2"]
-    words += [f"task.data_options.path={table}", "task.data_options.target=c", "partition=iid"]
+    words += [f"task.path={table}", "task.target=c", "partition=iid"]
     for lines in (rows, [row.replace("low", "high") if row[0] == "1" else row for row in rows]):
         table.write_text("\n".join(["a,b,c", *lines]) + "\n")
         if lines is rows:

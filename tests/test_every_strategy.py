@@ -24,7 +24,7 @@ from fedhet.conf.catalogue import methods
 from fedhet.load_run import recipe_of, task_of
 from fedhet.server_app.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
-from fedhet.strategies.round.registration import FROZEN_MODEL
+from fedhet.strategies.round.registration import CANNOT_TRAIN, FROZEN_MODEL
 from fedhet.strategies.wire.records import CLIENT, METRICS, UPDATE
 from fedhet.strategies.wire.tensor_files import below
 from fedhet.tasks.evaluation import evaluate_model
@@ -311,7 +311,7 @@ def test_replies_hold_what_the_page_lists(run):
     for names, numbers in run.replies:
         if CLIENT in names:
             assert names == {CLIENT}
-            assert set(registration) - {FROZEN_MODEL} <= numbers <= set(registration)
+            assert set(registration) - {FROZEN_MODEL, CANNOT_TRAIN} <= numbers <= set(registration)
         else:
             trained += 1
             assert names - {UPDATE, METRICS} == payloads <= PAYLOADS.keys()

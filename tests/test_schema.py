@@ -112,6 +112,7 @@ TABLE = """
  task=imdb | task.model | bilstm | mlp
  task=imdb | task.source | hub files | embedded
  | strategy.phases | [] [{layers:head.*,epochs:1}] | 3 abc [3] [{layer:all}] [{layers:last:x}] null
+ | strategy.methods | {fedavg:'fedhet.strategies.fedavg:FedAvg'} | 3 abc null
  | strategy.aggregator | null {_target_:a.B} | 3 abc
  | strategy.asynchronous | null | 3 abc {}
  | strategy.compression | {_target_:a.B} | null 3 abc

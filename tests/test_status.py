@@ -39,7 +39,7 @@ def left_by(folder):
 DIVERGING = {  # further words, what it says, rounds that it has measured
     "loss": (["server.lr=1e20"], "1", 1),
     "model": (["server.lr=1e45"], "1 body.1.weight NaN", 0),
-    "training": (["local.lr=1e30"], "2 rounds NaN", 2),
+    "training": (["local.lr=1e30"], "2 rounds NaN local.lr", 2),
 }
 
 

@@ -80,7 +80,7 @@ def test_a_fit_of_columns_sends_the_listed_statistics(tmp_path):
     replies: list[Message] = []
     run_recipe(
         tmp_path / "run",
-        *("task=tabular", f"task.data_options.path={table}", "task.data_options.target=sick"),
+        *("task=tabular", f"task.path={table}", "task.target=sick"),
         *("task.classes=[no,yes]", "task.data_options.fit=federated", "partition=iid"),
         *("task.data_options.numeric=[age]", "task.data_options.categorical=[town]"),
         *("clients=3", "rounds=1", "local.steps=1", "local.epochs=null"),

@@ -13,10 +13,14 @@ which nobody reads, is 0.
 Flower unpacks and verifies a run's bundle for every message, and then uses the copy that the first
 message has installed. Here a message uses an installed bundle at once (`install_once`).
 
+A site's policy (FEDHET_POLICY) may name the bundles that can run, or the site's own copy of fedhet,
+which then runs in place of any bundle (`pin`). Then no other code of a run is started here.
+
 Mends: the name `subprocess` in `flwr.supercore.superexec.executor.subprocess_executor`, and
-`install_from_fab` in `flwr.supernode.runtime.run_clientapp`.
-Releases: 1.39 to 1.42. With another Flower only the speed is lost. Not needed when Flower forks its
-apps itself: `tests/drills/test_fork_executor.py`.
+`install_from_fab` and `get_load_client_app_fn` in `flwr.supernode.runtime.run_clientapp`.
+Releases: 1.39 to 1.42. With another Flower only the speed is lost, and beside a policy of the code
+nothing runs. Not needed, but for the policy, when Flower forks its apps itself:
+`tests/drills/test_fork_executor.py`.
 """
 
 from __future__ import annotations
@@ -51,6 +55,7 @@ PRELOAD = (
     "safetensors.torch",
     "torch",
 )
+OWN_APP = "fedhet.client_app.app:app"
 WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 PR_SET_DUMPABLE = 4
 SECONDS = 60.0  # the longest wait for a fork: the first one waits for the imports
@@ -64,6 +69,8 @@ def install() -> None:
     from flwr.supercore.superexec.executor import subprocess_executor as flowers
 
     if problem := unexpected(flowers):
+        if pins():
+            sys.exit(f"{problem}, so this executor cannot compare bundles, as the policy says")
         say(f"{problem}: every message imports torch anew, about 3 s of CPU time")
         return
     vars(flowers)["subprocess"] = ForkServer()
@@ -89,13 +96,13 @@ class ForkServer:
         """Fork a command, or start it in the ordinary way if the server does not have it."""
         quiet = {"stdout": self.DEVNULL, "stderr": self.DEVNULL}
         if command[0] not in COMMANDS or streams not in ({}, quiet):
-            subprocess.Popen(command, **streams)
+            start_unforked(command, **streams)
             return
         try:
             self._fork({"command": list(command), "quiet": streams == quiet})
         except OSError as error:
             say(f"the fork server does not answer ({error}): this message imports torch anew")
-            subprocess.Popen(command, **streams)
+            start_unforked(command, **streams)
             self._process.kill()
             self._process.wait()
             self._near.close()
@@ -112,6 +119,29 @@ class ForkServer:
         self._near.sendall(json.dumps(order).encode())
         if not self._near.recv(64):
             raise ConnectionError("it has ended")
+
+
+def start_unforked(command: Sequence[str], **streams: Any) -> None:
+    """Start a command as Flower does, unless a policy says what may run: nothing compares it."""
+    if pins():
+        say(f"{command[0]} is not started: the site's policy names the code that may run")
+        return
+    subprocess.Popen(command, **streams)
+
+
+def pins() -> dict[str, Any]:
+    """Return what the site's policy says of the code that may run here; empty for any code.
+
+    Raises:
+        OSError, yaml.YAMLError, AttributeError: if the file cannot be read.
+    """
+    if not (path := os.environ.get("FEDHET_POLICY")):
+        return {}
+    import yaml
+
+    rules = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    found = {name: rules.get(name) for name in ("bundles", "own_code")}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def say(text: str) -> None:
@@ -131,7 +161,9 @@ def main() -> None:
     set_dumpable(False)
     del sys.path[0]  # this file's folder
     programs = {name: program(name) for name in COMMANDS}
-    install_once(importlib.import_module("flwr.supernode.runtime.run_clientapp"))
+    runtime = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    install_once(runtime)
+    pin(runtime)
     for name in PRELOAD:
         importlib.import_module(name)
     gc.collect()
@@ -201,6 +233,32 @@ def install_once(module: ModuleType) -> None:
     vars(module)["install_from_fab"] = install_if_new
 
 
+def pin(module: ModuleType) -> None:
+    """Let Flower's ClientApp process run only the code that the site's policy names."""
+    parts = vars(module)
+    if not {"install_from_fab", "get_load_client_app_fn"} <= parts.keys():  # another Flower
+        if pins():
+            sys.exit(f"{module.__name__} is not Flower 1.39's: it cannot be held to the policy")
+        return
+    install, loader = parts["install_from_fab"], parts["get_load_client_app_fn"]
+
+    def install_if_allowed(fab: bytes, *rest: Any, **options: Any) -> object:
+        rules, bundle = pins(), hashlib.sha256(fab).hexdigest()
+        if "bundles" in rules and bundle not in rules["bundles"]:
+            raise PermissionError(f"the site's policy forbids the bundle {bundle} (bundles)")
+        return None if "own_code" in rules else install(fab, *rest, **options)
+
+    def loader_of_own(*rest: Any, **options: Any) -> Callable[..., object]:
+        if folder := pins().get("own_code"):
+            from flwr.supercore.object_ref import load_app
+
+            return lambda *run: load_app(OWN_APP, parts["LoadClientAppError"], folder)
+        found: Callable[..., object] = loader(*rest, **options)
+        return found
+
+    parts["install_from_fab"], parts["get_load_client_app_fn"] = install_if_allowed, loader_of_own
+
+
 def next_fork(orders: socket.socket) -> dict[str, Any] | None:
     """Fork for every order; return it in the fork, and None in the server when the orders end."""
     # Ctrl-C is for the SuperExec and the apps.
@@ -225,6 +283,8 @@ def become(order: dict[str, Any], programs: dict[str, Callable[[], object]]) -> 
     import torch
 
     name = order["command"][0]
+    if os.environ.get("FEDHET_POLICY"):
+        os.environ["FEDHET_PINNED"] = "1"  # its rules of the code count here (client_app/policy.py)
     if order["quiet"]:
         with open(os.devnull, "r+b") as nowhere:
             os.dup2(nowhere.fileno(), 1)

@@ -216,6 +216,15 @@ class Strategy(Section):
     )
 
 
+class Sites(Section):
+    """What the sites of a simulation have of their own."""
+
+    policy: Text | dict[int, Text] | None = Field(
+        description="file with the rules of all sites, or of some by client: {1: strict.yaml}; "
+        "null: none (docs/policy.md)"
+    )
+
+
 class Recipe(Section):
     """The recipe of a run."""
 
@@ -265,6 +274,7 @@ class Recipe(Section):
         description="continue from the last checkpoint in results_dir; auto: continue a run if "
         "there is one, else begin one"
     )
+    site: Sites
     local: Local
     schedule: Part = Field(description="the factor of local.lr in a round; set by schedule=...")
     system: Part | None = Field(

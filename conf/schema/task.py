@@ -10,6 +10,7 @@ from fedhet.common.kinds import (
     MOST,
     Count,
     Inside,
+    NotNegative,
     Positive,
     Reference,
     Section,
@@ -38,7 +39,7 @@ ImageModel = Literal[
 ]
 
 
-ClassificationLoss = Literal["cross_entropy"] | Reference
+ClassificationLoss = Literal["cross_entropy", "focal"] | Reference
 
 
 class Lora(Section):
@@ -57,6 +58,14 @@ class Lora(Section):
 
 class _AnyTask(Section):
     name: Text = Field(description="name of the task; set by task=...")
+    path: Text | None = Field(
+        None,
+        description="the data: a folder, a file, or a data set's name on the hub, as the task's "
+        "file says; null: FEDHET_DATA, or with partition=site the nodes' data-folder",
+    )
+    client_column: Text | None = Field(
+        None, description="column that says whose an example is, for partition=natural"
+    )
     num_classes: Two | None = Field(None, description="number of classes; null: those of the data")
     classes: list[str | int] | None = Field(
         None, description="the classes in the order of their labels; null: 0, 1, ..., or subfolders"
@@ -77,6 +86,11 @@ class _AnyTask(Section):
     model_options: dict[str, Any] | None = Field(
         None, description="your own model: further arguments of its function"
     )
+    class_weights: Literal["balanced"] | list[NotNegative] | None = Field(
+        None,
+        description="weights of the classes in the training loss: balanced (each client by its own "
+        "training labels; nothing is sent), or a list in the order of the classes",
+    )
     lora: Lora | None = Field(
         None, description="your own model: train and send low-rank adapters and the classifier"
     )
@@ -87,9 +101,7 @@ class _Task(_AnyTask):
         None, description="(outputs, targets) -> mean loss; null: cross_entropy"
     )
     hub: Text | None = Field(None, description="name of the data set on the Hugging Face hub")
-    path: Text | None = Field(None, description="folder with the data set's; null: FEDHET_DATA")
     label_column: Text = Field("label", description="column of the labels")
-    group_column: Text | None = Field(None, description="column of the natural ids")
     train_split: Text = Field("train", description="name of the training split")
     test_split: Text | None = Field(
         "test", description="name of the test split; null: split off, always in the same way"
@@ -167,6 +179,9 @@ class OwnTask(_AnyTask):
         "classification", description="what the model's outputs are"
     )
     model: ImageModel | Reference = Field(description="what is trained")
+    target: Text | None = Field(
+        None, description="column of the class, or of the number to predict"
+    )
     data: Reference = Field(
         description="gives (train, test): one client's, if it has a parameter client_id or "
         "partition_id, else everybody's; docs/own.md"
@@ -175,7 +190,7 @@ class OwnTask(_AnyTask):
         None,
         description="gives the server's test examples; null: task.data's, if it gives everybody's",
     )
-    loss: Literal["cross_entropy", "mse", "l1", "huber"] | Reference | None = Field(
+    loss: Literal["cross_entropy", "focal", "mse", "l1", "huber"] | Reference | None = Field(
         None,
         description="(outputs, targets) -> mean loss; null: cross_entropy, for a regression mse",
     )

@@ -13,7 +13,7 @@ from fedhet.tasks.segmentation import UNet, shapes
 
 WIDTH = 8
 WORDS = [
-    "task=shapes",  # or: task=segmentation task.data_options.path=YOURS task.num_classes=3
+    "task=shapes",  # or: task=segmentation task.path=YOURS task.num_classes=3
     f"task.model_options.width={WIDTH}",
     "partition=iid",
     "clients=4",

@@ -26,6 +26,7 @@ from rich.console import Console
 
 from fedhet.commands import number_between, parser_of, reported_errors, say_error
 from fedhet.common.errors import ConfigError
+from fedhet.common.files import subfolders
 from fedhet.common.results import CONFIG, METRICS, SUMMARY
 from fedhet.report.command import with_partitions
 from fedhet.report.comparison import check_baseline
@@ -37,6 +38,7 @@ from fedhet.report.sources import has_all_runs, read_sources, require_folders
 
 ADDRESS, PORT = "127.0.0.1", 8265
 SILENT_SECONDS, SILENT_ROUNDS = 120.0, 5.0  # without a new row for so long, a run is not running
+IDLE_SECONDS = 60.0  # after which a connection without a request is closed
 _WATCHED = (CONFIG, METRICS, SUMMARY, "sweep.json")
 _HTML, _TEXT, _SCRIPT = "text/html", "text/plain", "text/javascript"
 
@@ -85,12 +87,13 @@ class LivePage:
         return replace(data, runs=[_running(run) for run in data.runs])
 
 
-def _watched(folder: Path) -> list[Path]:
+def _watched(folder: Path, seen: set[Path] | None = None) -> list[Path]:
     """Return the files of runs that a page is made from."""
+    seen = set() if seen is None else seen
     found = [folder / name for name in _WATCHED if (folder / name).is_file()]
-    for child in folder.iterdir():
-        if child.is_dir() and child.name not in NOT_SEARCHED and not child.name.startswith("."):
-            found += _watched(child)
+    for child in subfolders(folder, seen):
+        if child.name not in NOT_SEARCHED:
+            found += _watched(child, seen)
     return found
 
 
@@ -122,6 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers GET for three addresses, of browsers that asked for this machine by its address."""
 
     server_version, sys_version, protocol_version = "fedhet-watch", "", "HTTP/1.1"
+    timeout = IDLE_SECONDS
 
     def __init__(self, page: LivePage, *arguments: Any) -> None:
         self._page = page

@@ -14,6 +14,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedhet.common.files import subfolders
 from fedhet.common.metrics import own_names
 from fedhet.common.results import (
     BY_CLIENT,
@@ -134,17 +135,17 @@ def by_seed(run: Run) -> int:
     return -1 if run.seed is None else run.seed
 
 
-def find_runs(folder: Path) -> Iterator[Path]:
+def find_runs(folder: Path, seen: set[Path] | None = None) -> Iterator[Path]:
     """Yield the results directories in a folder, or the folder itself if it is one."""
+    seen = set() if seen is None else seen
     if any((folder / name).is_file() for name in (CONFIG, METRICS, SUMMARY)):
         yield folder
         return
     found = [
         run
-        for child in sorted(folder.iterdir(), key=_job_number)
-        if child.is_dir() and child.name not in NOT_SEARCHED and not child.name.startswith(".")
-        if not (child.is_symlink() and folder.resolve().is_relative_to(child.resolve()))  # a loop
-        for run in find_runs(child)
+        for child in sorted(subfolders(folder, seen), key=_job_number)
+        if child.name not in NOT_SEARCHED
+        for run in find_runs(child, seen)
     ]
     yield from found
     # A run that fails before it writes results leaves only a log. A sweep has one as well.

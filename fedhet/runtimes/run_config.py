@@ -14,8 +14,8 @@ from fedhet.conf import FOLDER_KEYS, HASHED_PATHS, quoted
 from fedhet.runtimes.resources import cpus_for, gpu_share
 
 _PATH_KEYS = (*FOLDER_KEYS, *HASHED_PATHS)
-# Arguments of a data function and the like: a path only if there is such a file.
-_MAYBE_PATHS = ("task.data_options.path", "task.data_options.public", "system.path")
+# A path only if there is such a file, like task.path of a data function: it may be a hub's name.
+_MAYBE_PATHS = ("task.data_options.public", "system.path", "site.policy")
 
 
 def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -> list[str]:
@@ -31,8 +31,13 @@ def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -
         if not isinstance(value, str) or not value:
             continue
         path = expanded(value, key)
-        if key in _PATH_KEYS or path.exists():
+        of_function = key == "task.path" and recipe.task.get("inputs") == "own"
+        if (key in _PATH_KEYS and not of_function) or path.exists():
             overrides.append(f"{key}={quoted(str(path.absolute()))}")
+    if OmegaConf.is_dict(policies := recipe.site.policy):  # by client
+        for client, file in policies.items():
+            path = expanded(file, "site.policy").absolute()
+            overrides.append(f"site.policy={{{client}:{quoted(str(path))}}}")
     return overrides
 
 

@@ -31,10 +31,18 @@ from rich.console import Console
 from torch import nn
 
 from fedhet.changed_task import changed_task
-from fedhet.commands import at_least, parser_of, reported_errors, say_error, table_console
+from fedhet.commands import (
+    add_trust,
+    at_least,
+    parser_of,
+    reported_errors,
+    say_error,
+    table_console,
+)
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_file
 from fedhet.conf.metrics import check_metric_words
+from fedhet.conf.trust import trust
 from fedhet.load_run import model_of, recipe_of, summary_of
 from fedhet.report.blocks import Table
 from fedhet.report.by_site import Measured, site_blocks
@@ -148,6 +156,8 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
     found: list[tuple[Run, Evaluation]] = []
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)
+        if options.trust:
+            trust(folder)
         try:
             figures = evaluate(
                 folder,
@@ -271,6 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--augmented", type=at_least(0), default=0, metavar="PASSES", help=passes)
     add("--seed", type=int, default=0, help="seed of the augmentation (0)")
     add("--out", type=Path, metavar="FILE", help="write all figures there, as JSON")
+    add_trust(parser)
     return parser
 
 

@@ -34,12 +34,13 @@ from rich.console import Console
 from torch import Tensor
 
 from fedhet.changed_task import changed_task
-from fedhet.commands import parser_of, reported_errors
+from fedhet.commands import add_trust, parser_of, reported_errors
 from fedhet.common.checksums import file_sha256
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import replace_file, writable_file
 from fedhet.common.results import read_summary
 from fedhet.conf import method_name
+from fedhet.conf.trust import trust
 from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
 from fedhet.tasks import AnyTask, OwnTask, tabular
 from fedhet.tasks.column_statistics import ColumnStatistics
@@ -112,6 +113,8 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command; ``words`` replace the process's command line."""
     options = _parser().parse_args(words)
     with reported_errors("fedhet-export"):
+        if options.trust:
+            trust(options.run)
         about = export(options.run, options.out, options.state, options.task, best=options.best)
     Console().print(
         f"input    {about['input']['dtype']} {about['input']['shape']}\n"
@@ -222,6 +225,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", type=Path, metavar="FILE", help="export this client's own model")
     task = "for your own data: a key of the task that gives examples here; may be repeated"
     parser.add_argument("--task", action="append", default=[], metavar="KEY=VALUE", help=task)
+    add_trust(parser)
     return parser
 
 

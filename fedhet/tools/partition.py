@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
 from fedhet.common.results import BY_CLIENT
 from fedhet.conf import compose, plain_part
+from fedhet.natural_clients import with_natural_clients
 from fedhet.report.blocks import can_draw
 from fedhet.report.partition_chart import Counts, chosen_values, partition_chart, partition_title
 from fedhet.tasks import AnyTask, OwnTask, Task, build_task
@@ -41,7 +43,7 @@ def main() -> None:
         task, title, name = _build(words)
         counts = task.class_counts()
         names = task.count_names
-        console.print(_table(counts, names, title, console.width))
+        console.print(_table(counts, names, title, console.width, task.client_names))
         for line in _summary(task, counts):
             console.print(line, highlight=False, markup=False)
         path = (FOLDER / f"{name}.png").absolute()
@@ -52,6 +54,7 @@ def main() -> None:
 def _build(words: list[str]) -> tuple[AnyTask, str, str]:
     """Return the task, a title, and a file name."""
     recipe = compose({"overrides": json.dumps(words)})
+    with_natural_clients(recipe, words)
     partition, task_values = plain_part(recipe, "partition"), plain_part(recipe, "task")
     clients, seed = int(recipe.clients), int(recipe.seed)
     if clients == 0:
@@ -67,7 +70,9 @@ def _build(words: list[str]) -> tuple[AnyTask, str, str]:
     return task, title, f"{task.name}-{flavour.replace(' ', '_')}-{name}"
 
 
-def _table(counts: Counts, names: tuple[str, ...], title: str, width: int) -> Table:
+def _table(
+    counts: Counts, names: tuple[str, ...], title: str, width: int, clients: Sequence[str] = ()
+) -> Table:
     """Return a table of clients by classes, or if too wide, of each client's largest classes."""
     table = Table(title=title, caption="examples of each class; dot: none", box=SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
@@ -78,7 +83,8 @@ def _table(counts: Counts, names: tuple[str, ...], title: str, width: int) -> Ta
         table.add_column(column, justify="left" if column == "largest" else "right")
     for client, row in enumerate(counts[:MAX_TABLE_CLIENTS]):
         cells = _largest(row, names) if wide else [str(count) if count else "·" for count in row]
-        table.add_row(str(client), str(row.sum()), *cells)
+        name = f"{client} {clients[client]}" if clients else str(client)
+        table.add_row(name, str(row.sum()), *cells)
     if (hidden := len(counts) - MAX_TABLE_CLIENTS) > 0:
         table.add_row("...", f"{hidden} more")
     return table

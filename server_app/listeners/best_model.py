@@ -22,6 +22,7 @@ from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.stopping import EarlyStopping
 from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks.metrics import Predictions
+from fedhet.tasks.models.own_weights import counted
 
 BEST = "best.safetensors"
 
@@ -140,7 +141,8 @@ class BestModel(Listener):
         self._next.parent.mkdir(parents=True, exist_ok=True)
         label = {"kind": MODEL, "run": finished.run, **vars(best), "metric": self.rule.metric}
         label["parameters_sha256"] = parameters_sha256(finished.output)
-        save_tensors(self._next, finished.output, label, self._metadata)
+        metadata = counted(self._metadata, finished.rows[-1].get("num_steps"))
+        save_tensors(self._next, finished.output, label, metadata)
 
     def on_end(self, end: End) -> None:
         """Say which round the file is of."""

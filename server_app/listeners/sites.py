@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from fedhet.common.files import save_text
@@ -18,24 +17,21 @@ class Sites(Listener):
     Args:
         folder: the results directory.
         strategy: has registered the clients.
-        names: returns the clients' names; () if they have none.
     """
 
-    def __init__(
-        self, folder: Path, strategy: FederatedStrategy, names: Callable[[], tuple[str, ...]]
-    ) -> None:
-        self._folder, self._strategy, self._names = folder, strategy, names
+    def __init__(self, folder: Path, strategy: FederatedStrategy) -> None:
+        self._folder, self._strategy = folder, strategy
 
     def on_end(self, end: End) -> None:
         """Write the file."""
         if not end.is_completed:
             return
         registry = self._strategy.availability.registry
-        names, unseen = self._names(), self._strategy.federation.unseen
+        unseen = self._strategy.federation.unseen
         sites = [
             {
                 "client": client,
-                "name": names[client] if client < len(names) else "",
+                "name": registry.names.get(client, ""),
                 "examples": registry.num_examples[client] or None,  # a secure sum hides it
                 "held_out": registry.num_held_out[client],
                 "unseen": client in unseen,

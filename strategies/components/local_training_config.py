@@ -79,6 +79,20 @@ class LocalTrainingConfig:
         assert self.epochs is not None
         return self.epochs * math.ceil(num_examples / self.batch_size)
 
+    def batches(self, num_examples: int) -> int:
+        """Return how many batches a pass over so many examples has."""
+        rest = self.drop_last and num_examples > self.batch_size
+        return (
+            num_examples // self.batch_size if rest else math.ceil(num_examples / self.batch_size)
+        )
+
+    def has_batch_of_one(self, num_examples: int) -> bool:
+        """Return whether a client with so many examples takes a step on one of them."""
+        if num_examples == 1 or self.batch_size == 1:
+            return True
+        reached = self.steps is None or self.steps >= math.ceil(num_examples / self.batch_size)
+        return num_examples % self.batch_size == 1 and not self.drop_last and reached
+
     def last_batch(self, num_examples: int) -> int:
         """Return how many examples the last step of a client with so many is taken on."""
         if self.steps is not None or self.drop_last:

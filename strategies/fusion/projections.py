@@ -37,7 +37,7 @@ from fedhet.strategies.fusion.input_statistics import (
     rows_of,
     width_of,
 )
-from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, counted
+from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, COUNTS, counted
 
 PROJECTIONS, SCALES = "projections", "projection_scales"
 
@@ -62,7 +62,7 @@ class ProjectionClient(ClientSide):
     The arguments are those of :class:`fedhet.strategies.fusion.projected_layers.Projections`.
     """
 
-    sends = frozenset({PROJECTIONS, SCALES, CLASS_COUNTS})
+    sends, counts = frozenset({PROJECTIONS, SCALES, CLASS_COUNTS}), frozenset({COUNTS})
     by_class = True
 
     def __init__(

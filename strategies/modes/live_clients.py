@@ -41,7 +41,7 @@ from fedhet.strategies.slots import ClientSampler
 from fedhet.strategies.wire.array_codec import to_tensor
 from fedhet.strategies.wire.messages import timeout_of
 from fedhet.strategies.wire.polling import give_up, pause
-from fedhet.strategies.wire.records import count_bytes, no_reply
+from fedhet.strategies.wire.records import UNASKED, count_bytes, may_answer, no_reply
 
 _LOOK_SECONDS = 5.0  # after which it is looked up again who is connected
 
@@ -155,10 +155,7 @@ class LiveStep:
             reply = clients.arrived.popleft()
             client = self._client_of(reply)
             if client is None:
-                unasked.append(
-                    f"node {reply.metadata.src_node_id}: its reply answers no message that is "
-                    "waited for (it came too late, or from before the run was resumed)"
-                )
+                unasked.append(f"node {reply.metadata.src_node_id}: {UNASKED}")
                 continue
             self.through.add(client)
             yield Arrival(client, clients.in_flight.pop(client).version, reply)
@@ -218,10 +215,9 @@ class LiveStep:
 
     def _client_of(self, reply: Message) -> int | None:
         """Return whose reply it is; None if it answers no open message."""
-        asked, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+        asked = reply.metadata.reply_to_message_id
         for client, sent in self.clients.in_flight.items():
-            # the SuperLink's own errors do not name the node
-            if sent.message_id == asked and (reply.has_error() or sent.node == node):
+            if sent.message_id == asked and may_answer(reply, sent.node):
                 return client
         return None
 

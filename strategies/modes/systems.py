@@ -13,8 +13,6 @@ runtime, and known before anybody trains, so clients whose replies would not cou
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -29,7 +27,9 @@ from pydantic import Field
 
 from fedhet.common.configured import Option, Refers
 from fedhet.common.errors import ConfigError
+from fedhet.common.files import expanded
 from fedhet.common.kinds import NotNegative, Positive, Seed, Share, ShareAboveZero, Text
+from fedhet.common.text_files import read_csv, read_json
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import most_clients
 from fedhet.strategies.round.selection import (
@@ -228,9 +228,7 @@ class Trace(ClientSystem):
     def __init__(self, **given: Any) -> None:
         """Read the file."""
         super().__init__(**given)
-        file = Path(self.path).expanduser()
-        if not file.is_file():
-            raise ConfigError(f"{_KEY}.path={self.path} is no file: name a CSV or a JSON file")
+        file = expanded(self.path, f"{_KEY}.path")
         read = _read_json if file.suffix == ".json" else _read_csv
         self._times, self._slowness = read(file)
         self._period = max(end for times in self._times for _, end in times)
@@ -252,27 +250,26 @@ Times = list[list[tuple[float, float]]]  # by client of a trace: from when to wh
 def _read_csv(path: Path) -> tuple[Times, list[float]]:
     times: dict[str, list[tuple[float, float]]] = {}
     slowness: dict[str, float] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        for number, row in enumerate(rows, start=2):
-            try:
-                client, start, end = row["client"], float(row["start"]), float(row["end"])
-                slowness[client] = float(row.get("slowness") or 1.0)
-            except (KeyError, TypeError, ValueError):
-                raise _broken(path, f"line {number} is {dict(row)}") from None
-            if not (0.0 <= start < end < math.inf and 0.0 < slowness[client] < math.inf):
-                raise _broken(path, f"line {number} is {dict(row)}")
-            times.setdefault(client, []).append((start, end))
+    rows = read_csv(path, f"{_KEY}.path").fillna("").to_dict("records")
+    for number, row in enumerate(rows, start=2):
+        try:
+            client, start, end = str(row["client"]), float(row["start"]), float(row["end"])
+            slowness[client] = float(row.get("slowness") or 1.0)
+        except (KeyError, ValueError):
+            raise _broken(path, f"line {number} is {row}") from None
+        if not (0.0 <= start < end < math.inf and 0.0 < slowness[client] < math.inf):
+            raise _broken(path, f"line {number} is {row}")
+        times.setdefault(client, []).append((start, end))
     if not times:
         raise _broken(path, "it has no line")
     return list(times.values()), [slowness[client] for client in times]
 
 
 def _read_json(path: Path) -> tuple[Times, list[float]]:
+    clients = read_json(path, f"{_KEY}.path")
     try:
-        clients = json.loads(path.read_text(encoding="utf-8"))
         times = [_active(client) for client in clients.values()]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise _broken(path, "it is not of FedScale's form") from None
     if not any(times):
         raise _broken(path, "no client is ever there")

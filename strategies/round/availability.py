@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from logging import INFO, WARNING
 
-from flwr.app import MessageType
+from flwr.app import Message, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -17,7 +17,9 @@ from fedhet.strategies.round.registration import (
     ask,
     node_info,
     question,
+    warn_of_untrainable,
 )
+from fedhet.strategies.wire.records import UNASKED, matched
 
 _WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
 
@@ -31,13 +33,19 @@ class ClientAvailability:
 
     def __init__(self, registry: ClientRegistry, federation: FederationConfig) -> None:
         self.registry, self._federation = registry, federation
-        self.absent: frozenset[int] = frozenset()
-        self._asked: dict[int, str] = {}  # by late node, the question's message id
+        self.held_back: frozenset[int] = frozenset()  # the rounds do without them
+        self._gone: frozenset[int] = frozenset()
+        self._asked: dict[int, Message] = {}  # the questions, by late node
         self._refused: set[int] = set()
 
     @property
+    def absent(self) -> frozenset[int]:
+        """The clients that were not connected at the last refresh, or are held back."""
+        return self._gone | self.held_back
+
+    @property
     def present(self) -> Sequence[int]:
-        """The clients that were connected at the last refresh, in order."""
+        """The clients that were connected at the last refresh, and are not held back, in order."""
         size = len(self.registry)
         if not self.absent and len(self.registry.nodes) == size:
             return range(size)
@@ -65,8 +73,10 @@ class ClientAvailability:
         nodes, known = self.registry.nodes, self.registry.num_examples
         if new := [nodes[client] for client in clients if client not in known]:
             refused: dict[int, str] = {}
-            for node, info in ask(grid, new, self._federation, refused, MessageType.QUERY).items():
+            infos = ask(grid, new, self._federation, refused, MessageType.QUERY)
+            for node, info in infos.items():
                 self.registry.add(node, info, node.__eq__)
+            warn_of_untrainable(infos.values())
         return [client for client in clients if client in known]
 
     def refresh(self, grid: Grid, least: int = 1) -> None:
@@ -102,10 +112,10 @@ class ClientAvailability:
         connected = set(nodes)
         self._admit(grid, connected)
         nodes, clients = self.registry.nodes, range(len(self.registry))
-        absent = frozenset(client for client in clients if nodes.get(client) not in connected)
-        if absent != self.absent:
-            log(WARNING, "clients that are not connected: %s", sorted(absent) or "none")
-        self.absent = absent
+        gone = frozenset(client for client in clients if nodes.get(client) not in connected)
+        if gone != self._gone:
+            log(WARNING, "clients that are not connected: %s", sorted(gone) or "none")
+        self._gone = gone
         return len(self.trainers)
 
     def _admit(self, grid: Grid, connected: set[int]) -> None:
@@ -114,18 +124,24 @@ class ClientAvailability:
         self._refused &= connected  # a node that reconnects is asked again
         known = {*self.registry.nodes.values(), *self._asked, *self._refused}
         if new := sorted(connected - known):
-            ids = grid.push_messages([question(node, self._federation) for node in new])
-            self._asked |= dict(zip(new, ids, strict=True))
+            questions = {node: question(node, self._federation) for node in new}
+            taken = set(grid.push_messages(list(questions.values())))
+            self._asked |= {
+                node: one for node, one in questions.items() if one.metadata.message_id in taken
+            }
         if not self._asked:
             return
-        nodes = {asked: node for node, asked in self._asked.items()}
-        for answer in grid.pull_messages(list(nodes)):
-            node = nodes[answer.metadata.reply_to_message_id]
+        ids = [asked.metadata.message_id for asked in self._asked.values()]
+        for node, answer in matched(grid.pull_messages(ids), dict(self._asked)):
+            if node is None:
+                log(WARNING, "node %s: %s", answer.metadata.src_node_id, UNASKED)
+                continue
             del self._asked[node]
             try:
                 info = node_info(node, answer, self._federation)
                 client = self.registry.add(node, info, lambda other: other not in connected)
                 log(INFO, "client %s has joined: node %s", client, node)
+                warn_of_untrainable([info])
             except RefusedReplyError as refusal:
                 self._refused.add(node)
                 log(WARNING, "refused a node that joined late: %s", refusal)

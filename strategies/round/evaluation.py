@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 
@@ -13,7 +13,7 @@ from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.registration import ClientRegistry
 from fedhet.strategies.wire.border import decode_evaluation
 from fedhet.strategies.wire.messages import timeout_of
-from fedhet.strategies.wire.records import config_of, no_reply
+from fedhet.strategies.wire.records import UNASKED, config_of, matched, no_reply
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class EvaluationRound:
     """The messages of an evaluation; iterating yields them, as Flower expects.
 
     Attributes:
-        messages: to the clients that evaluate.
+        messages: to the clients that evaluate, by client id.
         failures: why answers are missing, once they have been read.
         per_client: with evaluation.per_client each client's values by name and id.
     """
 
-    messages: Sequence[Message] = ()
+    messages: Mapping[int, Message] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Message]:
         """Yield the messages."""
-        return iter(self.messages)
+        return iter(self.messages.values())
 
 
 @dataclass(frozen=True)
@@ -48,35 +48,33 @@ class EvaluationReplies:
 
 
 def valid_evaluations(
-    replies: Iterable[tuple[int, Message]],
-    asked: Iterable[Message],
+    replies: Iterable[Message],
+    asked: Mapping[int, Message],
     registry: ClientRegistry,
     metrics: Collection[str] = (),
 ) -> tuple[list[dict[str, float]], list[str]]:
     """Return the clients' valid evaluation metrics by client id, and why others are missing.
 
     Args:
-        replies: each with the id of its node.
-        asked: the messages that they answer.
+        replies: to the messages.
+        asked: the messages, by client id.
         registry: what the clients have registered.
         metrics: the names that a client may send beside accuracy and loss.
     """
-    clients = {node: client for client, node in registry.nodes.items()}
-    silent = {message.metadata.dst_node_id: message for message in asked}
-    rows, failures = {}, []
-    for node, message in replies:
-        sender = f"client {clients[node]}" if node in clients else f"node {node}"
+    silent, rows, failures = dict(asked), {}, []
+    for client, message in matched(replies, asked):
+        if client is None:
+            failures.append(f"node {message.metadata.src_node_id}, evaluation: {UNASKED}")
+            continue
+        del silent[client]
         try:
-            if silent.pop(node, None) is None:
-                raise RefusedReplyError("it was not asked, or has answered already")
-            client = clients[node]
             most = max(registry.num_examples[client], registry.num_held_out[client])
             rows[client] = decode_evaluation(message, client, most, metrics)
         except RefusedReplyError as refusal:
-            failures.append(f"{sender}, evaluation: {refusal}")
-    for node, message in silent.items():
+            failures.append(f"client {client}, evaluation: {refusal}")
+    for client, message in silent.items():
         why = no_reply(timeout_of(config_of(message)))
-        failures.append(f"client {clients[node]}, evaluation: {why}")
+        failures.append(f"client {client}, evaluation: {why}")
     for failure in failures:
         log(WARNING, "%s", failure)
     return [rows[client] for client in sorted(rows)], failures

@@ -24,8 +24,14 @@ from fedhet.strategies.base import Tensors
 
 MOST_SUMMANDS = 1 << 18
 _HIGH, _LOW = 2.0**16, 2.0**44  # units of the high part, and of the low part within it
+# Added to a float64 below 2^51, 1.5 2^52 rounds it to a whole number k and leaves k in its last
+# bits: read as an integer, the sum is a constant plus k. The same for k / 2^44. Converting numbers
+# one by one takes longer. The constants are taken off at the end, modulo 2^64.
+_TO_WHOLE, _TO_LOW = 1.5 * 2.0**52, 1.5 * 2.0**52 / _LOW
+_WHOLE_BITS, _LOW_BITS = (int(np.float64(one).view(np.int64)) for one in (_TO_WHOLE, _TO_LOW))
 _LARGEST = 2.0**46
-_BLOCK = 1 << 16  # numbers at once: their parts stay in the cache
+_SMALL = 1 << 16  # a tensor of fewer numbers is added with others
+_BLOCK = 1 << 17  # numbers at once: their parts stay in the cache
 _SERIAL = 1 << 12  # numbers that float32 sums well, and torch on one thread
 
 Zeros = Callable[[int], NDArray[np.int64]]
@@ -51,7 +57,9 @@ class ExactSum:
         self._zeros = zeros
         self._like: dict[str, tuple[torch.Size, torch.dtype]] = {}  # by name
         self._order: list[str] = []  # of the names in ``_parts``: small tensors are added as one
-        self._parts = np.empty((2, 0), dtype=np.int64)  # (high and low, numbers)
+        self._parts: list[NDArray[np.int64]] = []  # (high and low, numbers), with constants
+        self._own = False  # whether the first of them is this sum's; others are borrowed
+        self._summands = 0  # how often the constants are in it
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the allocator, which belongs to this process."""
@@ -59,7 +67,7 @@ class ExactSum:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore :meth:`__getstate__`."""
-        self.__dict__ = {**state, "_zeros": plain_zeros}
+        self.__dict__ = {**state, "_zeros": plain_zeros, "_own": False}  # Ray's is read-only
 
     def add(self, tensors: Tensors, weight: float = 1.0) -> None:
         """Add ``weight`` times the tensors."""
@@ -67,24 +75,36 @@ class ExactSum:
             return
         if not self._like:
             self._begin(tensors)
-        at = 0
+        self.keep()
+        at, space = 0, _space()
         for flat in self._flat(tensors):
             scale = flat.dtype.type(weight * _HIGH)
             for start in range(0, len(flat), _BLOCK):
-                self._add_block(flat[start : start + _BLOCK], scale, at + start)
+                self._add_block(flat[start : start + _BLOCK], scale, at + start, space)
             at += len(flat)
+        self._summands += 1
 
-    def merge(self, other: Self) -> None:
-        """Add another part of the same sum."""
+    def merge(self, other: Self, *, borrow: bool = False) -> None:
+        """Add another part of the same sum.
+
+        ``borrow``: without a copy, so nobody writes to the other until this is read, or keeps it.
+        """
         if not other._like:
             return
-        if not self._like:  # a copy: the other may lie where a worker will write its next sum
+        self._summands += other._summands
+        if not self._like:
             self._like, self._order = other._like, other._order
-            self._parts = other._parts.copy()
-            return
-        if not self._parts.flags.writeable:  # it has come over Ray
-            self._parts = self._parts.copy()
         self._parts += other._parts
+        if not borrow:
+            self.keep()
+
+    def keep(self) -> None:
+        """Copy what is borrowed."""
+        if len(self._parts) > self._own:
+            total = self._parts[0] if self._own else self._parts[0].copy()
+            for part in self._parts[1:]:
+                total += part
+            self._parts, self._own = [total], True
 
     def over(self, divisor: float) -> dict[str, Tensor]:
         """Return the sum over ``divisor``, in the summands' types."""
@@ -97,36 +117,68 @@ class ExactSum:
 
     def _begin(self, tensors: Tensors) -> None:
         self._like = {name: (value.shape, value.dtype) for name, value in tensors.items()}
-        self._order = sorted(tensors, key=lambda name: tensors[name].numel() >= _BLOCK)
+        self._order = sorted(tensors, key=lambda name: tensors[name].numel() >= _SMALL)
         numbers = sum(value.numel() for value in tensors.values())
-        self._parts = self._zeros(2 * numbers).reshape(2, numbers)
+        self._parts, self._own = [self._zeros(2 * numbers).reshape(2, numbers)], True
 
-    def _add_block(self, block: NDArray[Any], scale: np.floating[Any], at: int) -> None:
-        scaled = block * scale
-        whole = np.rint(scaled)
-        high, low = self._parts[:, at : at + len(block)]
-        high += whole.astype(np.int64)
+    def _add_block(
+        self,
+        block: NDArray[Any],
+        scale: np.floating[Any],
+        at: int,
+        space: NDArray[np.float64],
+    ) -> None:
+        (scaled, whole), (high, low) = (
+            space[:, : len(block)],
+            self._parts[0][:, at : at + len(block)],
+        )
+        product = block * scale
+        scaled[:] = product
+        if max(product.max(), -product.min()) < 2.0**51:
+            np.add(scaled, _TO_WHOLE, out=whole)
+            high += whole.view(np.int64)
+            whole -= _TO_WHOLE
+        else:
+            np.rint(scaled, out=whole)
+            high += whole.astype(np.int64) + _WHOLE_BITS
         scaled -= whole
-        scaled *= scaled.dtype.type(_LOW)
-        low += np.rint(scaled, out=scaled).astype(np.int64)
+        scaled += _TO_LOW
+        low += scaled.view(np.int64)
 
     def _value(self, start: int, end: int, divisor: float, dtype: torch.dtype) -> Tensor:
-        value = torch.empty(end - start, dtype=dtype)
+        wide = np.float32 if dtype == torch.float32 else np.float64
+        value = np.empty(end - start, wide)  # in large pages, as torch.empty is not
+        constants, space = self._constants(), _space()
         for at in range(start, end, _BLOCK):
-            high, low = self._parts[:, at : min(at + _BLOCK, end)]
-            total = low / _LOW
-            total += high
+            first, *rest = (part[:, at : min(at + _BLOCK, end)] for part in self._parts)
+            numbers = first - constants
+            for part in rest:
+                numbers += part
+            whole, total = space[:, : numbers.shape[1]]
+            np.copyto(space[:, : numbers.shape[1]], numbers, casting="unsafe")
+            total /= _LOW
+            total += whole
             total /= _HIGH * divisor
-            value[at - start : at - start + len(total)] = torch.from_numpy(total)
-        return value
+            value[at - start : at - start + len(total)] = total
+        return torch.from_numpy(value).to(dtype)
+
+    def _constants(self) -> NDArray[np.int64]:
+        """Return what the constants have added up to, modulo 2^64: (high and low, 1)."""
+        sums = [self._summands * one % (1 << 64) for one in (_WHOLE_BITS, _LOW_BITS)]
+        return np.array(sums, dtype=np.uint64).astype(np.int64).reshape(2, 1)
 
     def _flat(self, tensors: Tensors) -> Iterator[NDArray[Any]]:
         """Yield the tensors as vectors in host memory, all small ones as one."""
         flat = [_wide(tensors[name].detach().reshape(-1).cpu()).numpy() for name in self._order]
-        small = [one for one in flat if len(one) < _BLOCK]
+        small = [one for one in flat if len(one) < _SMALL]
         if small:
             yield np.concatenate(small)
         yield from flat[len(small) :]
+
+
+def _space() -> NDArray[np.float64]:
+    """Return room for two numbers of each of a block's."""
+    return np.empty((2, _BLOCK))
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -136,9 +136,14 @@ class Expectations:
         dtypes = {name: kind for side in sides for name, kind in side.dtypes.items()}
         compressed = compressed_shapes(self.client_sides, known_shapes(shapes))
         grown = per_example(self.client_sides)
+        summed = measures is None  # then the server has made the replies itself, of means
         payloads = {
             name: ExpectedPayload(
-                shapes.get(name), dtypes.get(name), name in grown, name in compressed
+                shapes.get(name),
+                dtypes.get(name),
+                per_example=name in grown,
+                compressed=name in compressed,
+                counts=() if summed else side.counts,
             )
             for side in sides
             for name in side.sends

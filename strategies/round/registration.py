@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -18,8 +18,10 @@ from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.exact_sum import MOST_SUMMANDS
 from fedhet.strategies.wire.border import NodeInfo, decode_node_info
 from fedhet.strategies.wire.messages import TIMEOUT
-from fedhet.strategies.wire.records import CONFIG
+from fedhet.strategies.wire.records import CONFIG, UNASKED, matched
 
+NAME, MOST_LETTERS = "name", 80  # of a client, and how long it may be
+CANNOT_TRAIN = "cannot-train"  # why a client will fail in every round
 FROZEN_MODEL = "frozen-model"  # the hash of the tensors that a model neither trains nor sends
 # What sites have to share for their hashes to be equal.
 _SAME = {
@@ -29,6 +31,7 @@ _SAME = {
 }
 _POLL_SECONDS = 0.2
 _REPORT_SECONDS = 10.0
+_NAMED = 20  # clients in a warning
 _MOST_ASKED = 1000  # of a larger simulation, each client is asked when it is first drawn
 
 
@@ -98,6 +101,7 @@ class ClientRegistry:
     nodes: dict[int, int] = field(default_factory=dict)
     num_examples: dict[int, int] = field(default_factory=dict)
     num_held_out: dict[int, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)  # of clients that have one
 
     def __len__(self) -> int:
         """Return N."""
@@ -130,6 +134,8 @@ class ClientRegistry:
         self.nodes[client] = node
         self.num_examples[client] = info.num_examples
         self.num_held_out[client] = info.num_held_out
+        if name := info.texts.get(NAME, "")[:MOST_LETTERS]:
+            self.names[client] = name
         return client
 
 
@@ -168,10 +174,12 @@ def register_clients(
         size = federation.num_clients or _announced(infos)
         enough = min(federation.min_clients or size, size)
         registry = _registry_of(infos, size, refused)
+        answered = set(connected) <= {*infos, *refused}
+        # nobody else comes in the place of a simulated client
+        over = over or bool(refused and answered and not federation.nodes_may_join)
         if len(registry.nodes) >= (enough if over else size) > 0:
             break
-        answered = set(connected) <= {*infos, *refused}
-        if over or (refused and answered and not federation.nodes_may_join):
+        if over:
             raise TimeoutError(_too_few(size, enough, len(registry.nodes), federation, refused))
         if time.monotonic() - last_report > _REPORT_SECONDS:
             registered = len(registry.nodes)
@@ -185,11 +193,28 @@ def register_clients(
         log(WARNING, "the nodes run different versions: %s", releases)
     examples = sum(registry.num_examples.values())
     log(INFO, "Registered %s clients with %s examples", len(registry.nodes), examples)
+    named = [f"{client} {name}" for client, name in sorted(registry.names.items())]
+    if named:
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        log(INFO, "clients: %s%s", ", ".join(named[:_NAMED]), more)
+    warn_of_untrainable(infos[node] for node in registry.nodes.values())
     if federation.nodes_may_join:
         _warn_of_outweighing(registry.num_examples)
     if missing := sorted(set(range(size)) - registry.nodes.keys()):
         log(WARNING, "clients %s are not connected; they may join later", missing)
     return registry
+
+
+def warn_of_untrainable(infos: Iterable[NodeInfo]) -> None:
+    """Say which clients cannot train, and why."""
+    clients: dict[str, list[int]] = {}
+    for info in infos:
+        if reason := info.texts.get(CANNOT_TRAIN):
+            clients.setdefault(reason, []).append(info.partition_id)
+    for reason, found in clients.items():
+        text = "%s clients cannot train, and fail in every round that asks them (%s): %s"
+        shown = f"{sorted(found)[:_NAMED]}{', ...' if len(found) > _NAMED else ''}"
+        log(WARNING, text, len(found), shown, reason)
 
 
 def _warn_of_outweighing(num_examples: Mapping[int, int]) -> None:
@@ -236,14 +261,18 @@ def ask(
     """
     infos: dict[int, NodeInfo] = {}
     timeout = federation.connect_timeout_seconds
-    asked = [question(node, federation, message_type, {TIMEOUT: timeout}) for node in node_ids]
+    more = {TIMEOUT: timeout}
+    asked = {node: question(node, federation, message_type, more) for node in node_ids}
     # 0 where N is in the node configs, which one may say wrongly: then all are waited for
     expected = 0 if before is None else federation.num_clients
     missing = set(range(expected)) - {info.partition_id for info in (before or {}).values()}
-    for answer in grid.send_and_receive(asked, timeout=timeout):
+    answers = grid.send_and_receive(list(asked.values()), timeout=timeout)
+    for node, answer in matched(answers, asked):
+        if node is None:
+            log(WARNING, "node %s: %s", answer.metadata.src_node_id, UNASKED)
+            continue
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
             continue  # the SuperLink notices a killed node only after a minute
-        node = answer.metadata.src_node_id
         try:
             infos[node] = node_info(node, answer, federation)
         except RefusedReplyError as refusal:

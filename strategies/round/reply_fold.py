@@ -17,11 +17,12 @@ from fedhet.strategies.round.exact_sum import ExactSum, Zeros, norms_of, plain_z
 from fedhet.strategies.round.update_diagnostics import norm
 from fedhet.strategies.wire.border import Expected, decode
 from fedhet.strategies.wire.records import (
+    UNASKED,
     NonFiniteReplyError,
     count_bytes,
+    matched,
     no_reply,
     shapes_of,
-    with_senders,
 )
 
 
@@ -91,13 +92,18 @@ class RunningSum:
         light = replace(reply, update={}, payloads={}, buffers={})
         self.replies.append(replace(light, norms=norms, payload_norms=of_payloads))
 
-    def merge(self, other: Self) -> None:
-        """Add the replies of another part."""
-        self.update.merge(other.update)
-        self.buffers.merge(other.buffers)
+    def merge(self, other: Self, *, borrow: bool = False) -> None:
+        """Add the replies of another part; ``borrow``: see :meth:`ExactSum.merge`."""
+        self.update.merge(other.update, borrow=borrow)
+        self.buffers.merge(other.buffers, borrow=borrow)
         for name, total in self.payloads.items():
-            total.merge(other.payloads[name])
+            total.merge(other.payloads[name], borrow=borrow)
         self.replies += other.replies
+
+    def keep(self) -> None:
+        """Copy what is borrowed."""
+        for one in (self.update, self.buffers, *self.payloads.values()):
+            one.keep()
 
     def total(self) -> ReplySum:
         """Return the sum of at least one reply."""
@@ -169,10 +175,10 @@ class ReplyFold:
         else:
             self.sum.add(reply)
 
-    def merge(self, other: Self) -> None:
-        """Take over the replies of another part."""
+    def merge(self, other: Self, *, borrow: bool = False) -> None:
+        """Take over the replies of another part; ``borrow``: see :meth:`ExactSum.merge`."""
         if self.sum is not None and other.sum is not None:
-            self.sum.merge(other.sum)
+            self.sum.merge(other.sum, borrow=borrow)
         self.in_full += other.in_full
         self.refused |= other.refused
         self.unasked += other.unasked
@@ -214,11 +220,9 @@ def fold_replies(
 
     ``timeout_seconds`` is how long the round waited for the replies that are missing in the end.
     """
-    waiting = {message.metadata.dst_node_id: client for client, message in sent.items()}
-    for node, reply in with_senders(replies, sent.values()):
-        client = waiting.pop(node, None)
+    for client, reply in matched(replies, sent):
         if client is None:
-            fold.unasked.append(f"node {node}: it was not asked, or has answered already")
+            fold.unasked.append(f"node {reply.metadata.src_node_id}: {UNASKED}")
         else:
             fold.take(client, reply)
     add_missing(fold, sent, timeout_seconds)

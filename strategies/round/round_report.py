@@ -12,6 +12,7 @@ from flwr.common.logger import log
 
 from fedhet.common.errors import DivergedError
 from fedhet.common.metrics import row_key
+from fedhet.common.results import said_once
 from fedhet.strategies.base import Payloads
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.reply_fold import ReplyFold
@@ -30,7 +31,9 @@ class RoundReport:
     round: int  # t, from 1 (0: the initial model)
     lr: float = 0.0  # the local learning rate
     clients: Sequence[int] = ()  # whose replies were aggregated
-    absent: Sequence[int] = ()  # clients that were not connected when the round began
+    names: Mapping[int, str] = field(default_factory=dict)  # of the clients that have one
+    # clients that were not connected when the round began, or that secure rounds do without
+    absent: Sequence[int] = ()
     dropped: Sequence[int] = ()  # of a simulated system: asked, but they never answer
     late: Sequence[int] = ()  # the same: they answer after the round's end
     staleness: Sequence[int] = ()  # of asynchronous rounds: steps since each client started
@@ -52,6 +55,7 @@ class RoundReport:
     client_evaluation: Mapping[str, float] = field(default_factory=dict)
     # with evaluation.per_client: by the name of a mean in the row, each client's own value by id
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
+    searching: bool = False  # the round failed, and has narrowed down by whom
     fatal: Exception | None = None  # the run ends with this round
 
     def take_selection(self, selection: Selection) -> None:
@@ -76,7 +80,7 @@ class RoundReport:
         refused = (f"client {client}: {why}" for client, why in sorted(fold.refused.items()))
         self.failures, self.bytes_up = [*refused, *fold.unasked], fold.bytes_up
         self.diverged = 2 * fold.non_finite > asked
-        for failure in self.failures:
+        for failure in said_once(self.failures):
             log(WARNING, "round %s: %s", self.round, failure)
 
     def take_trust(
@@ -99,7 +103,10 @@ class RoundReport:
             )
             if clients
         ]
-        return "; ".join([*self.failures[:_NAMED], *in_vain]) or "none: too few clients were asked"
+        return (
+            "; ".join([*said_once(self.failures)[:_NAMED], *in_vain])
+            or "none: too few clients were asked"
+        )
 
     def error_of_failed(
         self, failed: int, federation: FederationConfig, needed_by_method: int
@@ -123,7 +130,9 @@ class RoundReport:
 
     def error(self, message: str) -> Exception:
         """Return the error of a run that ends with this round because valid replies are missing."""
-        return DivergedError(message) if self.diverged else RuntimeError(message)
+        if not self.diverged:
+            return RuntimeError(message)
+        return DivergedError(f"{message}. Smaller steps may help: local.lr, local.clip, server.lr")
 
     def row(self) -> dict[str, Any]:
         """Return the round's line of metrics.jsonl (see ``fedhet.common.results``)."""
@@ -133,6 +142,8 @@ class RoundReport:
             figures = ("lr", "seconds", "server_seconds", "bytes_up", "bytes_down")
             row |= {name: getattr(self, name) for name in figures}
             row |= {"clients": list(self.clients), "failures": list(self.failures)}
+            if self.names:
+                row["client_names"] = [self.names.get(one, str(one)) for one in self.clients]
         elif self.failures:  # of the clients' evaluation
             row["failures"] = list(self.failures)
         if self.left_out:
@@ -169,6 +180,8 @@ class StrategyState(ClientVersions):
     clock: float = 0.0  # simulated seconds
     # of asynchronous rounds: version and end of the clients that train, by client id as text
     in_flight: dict[str, list[float]] = field(default_factory=dict)
+    # of secure rounds: the search for clients that spoil sums (modes/secure/spoilers.py)
+    spoilers: dict[str, Any] = field(default_factory=dict)
     # by client id, the scores of its own model when it was last trained
     personal: dict[int, dict[str, float]] = field(default_factory=dict)
     # the state of every side and of the server optimiser, by "<owner>/<group>"

@@ -33,7 +33,7 @@ class ClassCountsClient(ClientSide):
     """Sends the class counts."""
 
     by_class = True
-    sends = frozenset({CLASS_COUNTS})
+    sends, counts = frozenset({CLASS_COUNTS}), frozenset({COUNTS})
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Return the counts (C,)."""
@@ -59,7 +59,7 @@ class ClassCountsServer(ServerSide):
         return {CLASS_COUNTS: {COUNTS: (self.classes,)}}
 
     def check(self, reply: Reply) -> None:
-        """Refuse counts below 0, or that do not sum to n_i."""
+        """Refuse counts that do not sum to n_i."""
         check_class_counts(reply, self.classes)
 
 
@@ -77,7 +77,7 @@ def counted(context: LocalContext) -> Payloads:
 
 
 def check_class_counts(reply: Reply, classes: int | None) -> None:
-    """Refuse counts of another number of classes, below 0, or that do not sum to n_i.
+    """Refuse counts of another number of classes, or that do not sum to n_i.
 
     ``classes`` is C; None: a model without a classifier has any number.
     """
@@ -86,8 +86,6 @@ def check_class_counts(reply: Reply, classes: int | None) -> None:
         raise RefusedReplyError("its class counts are not a vector")
     if classes is not None and len(counts) != classes:
         raise RefusedReplyError(f"its class counts are of {len(counts)} classes, not {classes}")
-    if (counts < 0).any():
-        raise RefusedReplyError(f"its class counts {counts.tolist()} have one below 0")
     if float(counts.sum()) != reply.num_examples:
         raise RefusedReplyError(
             f"its class counts sum to {float(counts.sum()):g}, and it has "

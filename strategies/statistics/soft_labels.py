@@ -71,6 +71,7 @@ class SoftLabelClient(ClientSide):
     def __init__(self, mechanism: GaussianMechanism) -> None:
         self.mechanism = mechanism
         self.private = self.sends if self.mechanism.active else frozenset()
+        self.counts = frozenset() if self.mechanism.active else frozenset({COUNTS})
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Send sums (C, C) and counts (C,)."""

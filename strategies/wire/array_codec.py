@@ -9,11 +9,13 @@ from __future__ import annotations
 import io
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 from torch import Tensor
 
 _LENGTH = slice(8, 10)  # of a version 1.0 file: magic (6), version (2), length of the rest (2)
@@ -25,19 +27,57 @@ _NAMES = ("f2", "f4", "f8", "i8", "i4", "i2", "i1", "u2", "u1", "?")
 _TYPES = frozenset(np.dtype(name).str for name in _NAMES)
 
 
-def to_array(tensor: Tensor) -> Array:
-    """Return a tensor as a Flower array, in C order."""
+class TensorArray(Array):
+    """A Flower array that shares a tensor's memory, and makes its bytes when they are asked for.
+
+    In one process nobody asks for them. Between the processes of a machine it is pickled without a
+    copy. The tensor must not be written to any more.
+    """
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        kind = {"dtype": _name(values.dtype), "shape": tuple(values.shape), "stype": _STYPE}
+        self.__dict__.update(kind, values=values)
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The bytes that travel."""
+        return _npy(self.__dict__["values"])
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor."""
+        values = self.__dict__["values"]
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+    def __reduce__(self) -> tuple[type[TensorArray], tuple[NDArray[Any]]]:
+        """Pickle the numbers."""
+        return TensorArray, (self.__dict__["values"],)
+
+
+def to_array(tensor: Tensor, *, shared: bool = False) -> Array:
+    """Return a tensor as a Flower array, in C order; ``shared``: see :class:`TensorArray`."""
     values = np.ascontiguousarray(tensor.detach().cpu().numpy()).reshape(tensor.shape)
-    data = b"".join((_header(values.dtype, values.shape), values.data))
-    return Array(_name(values.dtype), tuple(values.shape), _STYPE, data)
+    if shared:
+        return TensorArray(values)
+    return Array(_name(values.dtype), tuple(values.shape), _STYPE, _npy(values))
+
+
+def bytes_of(array: Array) -> int:
+    """Return how many bytes of an array travel."""
+    if isinstance(array, TensorArray):
+        values = array.__dict__["values"]
+        return len(_header(values.dtype, values.shape)) + int(values.nbytes)
+    return len(array.data)
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Return a Flower array as a tensor with its own memory.
+    """Return a Flower array as a tensor with its own memory, unless the array shares a tensor's.
 
     This reads only the array's bytes, in the form that ``to_array`` writes, and allocates no more
     than they need. Raises ValueError for everything else.
     """
+    if isinstance(array, TensorArray):  # from this machine: none can be received
+        return array.tensor
     data = array.data
     if array.stype != _STYPE or data[: len(_VERSION_1)] != _VERSION_1:
         raise ValueError("it is no .npy file of version 1.0")
@@ -58,6 +98,10 @@ def to_tensor(array: Array) -> Tensor:
     except Exception as error:  # what numpy refuses of a shape differs between its releases
         raise ValueError(f"its bytes have no shape {shape} ({type(error).__name__})") from None
     return torch.from_numpy(values.copy())  # the bytes are read-only
+
+
+def _npy(values: NDArray[Any]) -> bytes:
+    return b"".join((_header(values.dtype, values.shape), values.data))
 
 
 @lru_cache

@@ -38,8 +38,9 @@ from fedhet.strategies.wire.tensor_decoder import decode_tensors, printable
 _LARGEST = torch.finfo(torch.float32).max  # of a number among the metrics
 _MOST_CLIENTS = 10_000_000
 _MOST_EXAMPLES = 1 << 48
-_COUNTS = frozenset({"partition-id", "num-examples", "num-steps", "lr-sum"})
-_MEASURED = _COUNTS | {
+_WHOLE = frozenset({"partition-id", "num-examples", "num-steps", STATE_LOST})
+_REQUIRED = frozenset({"partition-id", "num-examples", "num-steps", "lr-sum"})
+_MEASURED = _REQUIRED | {
     "train-loss",
     "received-loss",
     "received-accuracy",
@@ -99,12 +100,14 @@ class ExpectedPayload:
         dtype: if it is neither float32 nor the model's type.
         per_example: whether it is a sum over the client's examples.
         compressed: whether it travels compressed.
+        counts: names of its tensors that count examples: whole numbers from 0 to n_i.
     """
 
     shapes: Mapping[str, tuple[int | None, ...]] | None = None
     dtype: torch.dtype | None = None
     per_example: bool = False
     compressed: bool = False
+    counts: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,9 @@ def decode(message: Message, client_id: int, expected: Expected) -> Reply:
         name: _decode_payload(content, client_id, name, expected)
         for name in sorted(expected.payloads)
     }
+    for name, payload in payloads.items():
+        for count in payload.keys() & set(expected.payloads[name].counts):
+            _check_counts(f"payload {name!r}", count, payload[count], metrics["num-examples"])
     return Reply(
         client_id=client_id,
         num_examples=int(metrics["num-examples"]),
@@ -197,7 +203,7 @@ def decode(message: Message, client_id: int, expected: Expected) -> Reply:
 def _decode_counts(content: RecordDict, client_id: int, expected: Expected) -> dict[str, float]:
     """Return a reply's numbers; refuse what the client cannot have done."""
     sender = expected.senders[client_id]
-    metrics = decode_metrics(content, _COUNTS, expected.metrics)
+    metrics = decode_metrics(content, _REQUIRED, expected.metrics)
     _check_sender(metrics, client_id, sender.max_examples)
     steps, lr_sum = metrics["num-steps"], metrics["lr-sum"]
     if steps < 1:
@@ -226,6 +232,15 @@ def _check_sender(metrics: Mapping[str, float], client_id: int, max_examples: in
     if max_examples is not None and examples > max_examples:
         raise RefusedReplyError(
             f"it counts {examples:g} examples and has registered {max_examples}"
+        )
+
+
+def _check_counts(what: str, name: str, counts: Tensor, num_examples: float) -> None:
+    if counts.numel() and not bool(((counts == counts.round()) & (counts >= 0)).all()):
+        raise RefusedReplyError(f"{what}: its {name} are not all whole numbers from 0 on")
+    if counts.numel() and float(counts.max()) > num_examples:
+        raise RefusedReplyError(
+            f"{what}: its {name} reach {float(counts.max()):g} of its {num_examples:g} examples"
         )
 
 
@@ -332,6 +347,8 @@ def decode_metrics(
             )
         if allowed is not None and not in_range(name, value):
             raise RefusedReplyError(f"its metric {name}={value:g} is not in {range_text(name)}")
+        if allowed is not None and name in _WHOLE and value != int(value):
+            raise RefusedReplyError(f"its {name} is {value:g}: it must be a whole number")
         found[name] = float(value)
     if found["num-examples"] < 1:
         raise RefusedReplyError("it has no example")

@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedhet.strategies.base import ClientSide, Payloads, Shapes
-from fedhet.strategies.wire.array_codec import size_of
+from fedhet.strategies.wire.array_codec import bytes_of, size_of
 from fedhet.strategies.wire.compressed_records import Downlink
 from fedhet.strategies.wire.compression import Codec
 from fedhet.strategies.wire.records import known_shapes
@@ -39,8 +39,8 @@ class MessageSizes:
         compression, compressed = self.downlink.compression, self.downlink.payloads
         trained = [name for name in arrays if name not in self.downlink.buffers]
         length = sum(math.prod(arrays[name].shape) for name in trained)
-        in_full = sum(len(arrays[name].data) for name in trained)
-        buffers = sum(len(arrays[name].data) for name in arrays) - in_full
+        in_full = sum(bytes_of(arrays[name]) for name in trained)
+        buffers = sum(bytes_of(arrays[name]) for name in arrays) - in_full
         total = 2 * buffers
         for codec in (compression.codec_down, compression.up):
             total += in_full if codec is None else _coded(codec, length)

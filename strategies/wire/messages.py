@@ -17,7 +17,7 @@ from fedhet.strategies.slots import Schedule
 from fedhet.strategies.wire.border import content_of
 from fedhet.strategies.wire.client_versions import ClientVersions
 from fedhet.strategies.wire.compressed_records import Downlink
-from fedhet.strategies.wire.records import CONFIG, KEPT, PARAMS, no_reply, to_record, with_senders
+from fedhet.strategies.wire.records import CONFIG, KEPT, PARAMS, matched, no_reply, to_record
 
 TIMEOUT, NUM_ROUNDS = "timeout-seconds", "num-rounds"  # in the clients' config
 _CLOCK_SKEW_SECONDS = 3600.0  # by which a site's clock may be ahead of the server's
@@ -129,10 +129,10 @@ def query(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dict[i
     Logs clients that answer with an error, or not at all, and leaves them out.
     """
     replies = grid.send_and_receive(list(messages.values()), timeout=timeout)
-    by_node = dict(with_senders(replies, messages.values()))
+    by_client = {client: reply for client, reply in matched(replies, messages)}
     answers = {}
     for client, message in sorted(messages.items()):
-        reply = by_node.get(message.metadata.dst_node_id)
+        reply = by_client.get(client)
         try:
             if reply is None:
                 raise RefusedReplyError(no_reply(timeout))

@@ -1,36 +1,53 @@
-"""Named tensors and metrics as Flower records, and the replies of a round by client."""
+"""Named tensors and metrics as Flower records, and which message a reply answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
+from fedhet.common.flower.messages import SUPERLINK_NODE_ID
 from fedhet.strategies.base import RefusedReplyError, Shapes, Tensors
-from fedhet.strategies.wire.array_codec import to_array, to_tensor
+from fedhet.strategies.wire.array_codec import bytes_of, to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
 COLUMNS, CATEGORIES = "columns", "categories"  # of a table that sites fit together
 KEPT = "kept"  # what a client keeps for itself begins as these tensors, not as the seed's
 STATISTICS = "statistics"  # asks for those of the columns, and not for the registration
 PERSONAL_SCORE = "personal-"  # prefix of the scores of a client's own model
+NUM_CLIENTS = "num-clients"  # that a mean is of
+PERSONAL_CLIENTS = f"{PERSONAL_SCORE}{NUM_CLIENTS}"
+
+UNASKED = (
+    "its reply answers no message that it was sent and that is waited for (it came twice, too "
+    "late, or from before the run was resumed)"
+)
 
 _Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
+_Key = TypeVar("_Key")
 
 
 class NonFiniteReplyError(RefusedReplyError):
     """A reply holds NaN or Inf, or numbers too large to be added up."""
 
 
-def to_record(tensors: Tensors) -> ArrayRecord:
-    """Return named tensors as an ArrayRecord (host memory, C order)."""
+def to_record(tensors: Tensors, *, shared: bool = False) -> ArrayRecord:
+    """Return named tensors as an ArrayRecord (host memory, C order).
+
+    ``shared``: it may share their memory, since nobody writes to them any more.
+    """
     record = ArrayRecord()  # made of a dict, it would copy every Array
     for name, value in tensors.items():
-        record[name] = to_array(value)
+        record[name] = to_array(value, shared=shared)
     return record
+
+
+def record_of_copy(tensors: Tensors) -> ArrayRecord:
+    """Return :func:`to_record` of a copy: between a machine's processes it is not copied again."""
+    return to_record({name: value.detach().clone() for name, value in tensors.items()}, shared=True)
 
 
 def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
@@ -41,7 +58,7 @@ def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
 def count_bytes(content: RecordDict) -> int:
     """Return the bytes of a message's arrays as serialised (data and per-array headers)."""
     records = array_records(content).values()
-    return sum(len(array.data) for record in records for array in record.values())
+    return sum(bytes_of(array) for record in records for array in record.values())
 
 
 def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
@@ -63,19 +80,34 @@ def config_of(message: Message) -> dict[str, Any]:
     return dict((record_in(message.content, CONFIG, ConfigRecord) or {}).items())
 
 
-def with_senders(
-    replies: Iterable[Message], sent: Iterable[Message]
-) -> Iterator[tuple[int, Message]]:
-    """Yield each reply with the id of the node that it is for.
+def may_answer(reply: Message, node: int) -> bool:
+    """Return whether a reply to a message that ``node`` was sent is that node's.
 
-    The SuperLink answers with an error of its own for a node that it has lost. Such a reply does
-    not name the node, only the message that the node was sent.
+    The SuperLink answers with an error of its own for a node that it has lost.
     """
-    nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    for reply in replies:
-        node = reply.metadata.src_node_id
+    sender = reply.metadata.src_node_id
+    return sender == node or (sender == SUPERLINK_NODE_ID and reply.has_error())
+
+
+def matched(
+    replies: Iterable[Message], sent: Mapping[_Key, Message]
+) -> Iterator[tuple[_Key | None, Message]]:
+    """Yield each reply with the key of the message that it answers.
+
+    The key is None for a reply to none of these messages, for one of a node that was not sent the
+    message, and for a second one (see ``UNASKED``).
+    """
+    waiting: dict[str, _Key] = {}
+    for number, reply in enumerate(replies):
+        if number == 0:  # the grid has given the messages their ids
+            waiting = {message.metadata.message_id: key for key, message in sent.items()}
         asked = reply.metadata.reply_to_message_id
-        yield nodes.get(asked, node) if reply.has_error() and asked else node, reply
+        key = waiting.get(asked)
+        if key is not None and may_answer(reply, sent[key].metadata.dst_node_id):
+            del waiting[asked]
+            yield key, reply
+        else:
+            yield None, reply
 
 
 def no_reply(timeout_seconds: float) -> str:
@@ -117,11 +149,11 @@ def personal_scores(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name.startswith(PERSONAL_SCORE)}
 
 
-def mean_scores(scores: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the unweighted means over clients, by name."""
-    rows = list(scores)
-    names = sorted({name for row in rows for name in row})
-    return {name: fmean(row[name] for row in rows if name in row) for name in names}
+def mean_scores(scores: Collection[Mapping[str, float]]) -> dict[str, float]:
+    """Return the unweighted means of clients' own models' scores, and of how many clients."""
+    names = sorted({name for row in scores for name in row})
+    means = {name: fmean(row[name] for row in scores if name in row) for name in names}
+    return {**means, PERSONAL_CLIENTS: len(scores)} if means else {}
 
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:

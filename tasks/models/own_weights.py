@@ -18,6 +18,8 @@ from fedhet.tasks.models.frozen import Frozen
 from fedhet.tasks.models.lora import add_adapters, merge_adapters
 from fedhet.tasks.models.wrapped import WrappedModel, last_layer, own_name
 
+_BATCHES = "num_batches"  # in a model's metadata: the steps of all clients in its round
+
 
 def frozen_sha256(model: nn.Module) -> str:
     """Return the hash, 16 digits, of tensors that a model neither trains nor sends; or ""."""
@@ -30,6 +32,11 @@ def frozen_sha256(model: nn.Module) -> str:
     if isinstance(model, WrappedModel):
         found = model.own_names(found)
     return _sha256(found)
+
+
+def counted(metadata: Mapping[str, str], num_batches: float | None) -> dict[str, str]:
+    """Return a file's metadata with the batches that the running statistics are means over."""
+    return {**metadata, **({} if num_batches is None else {_BATCHES: str(round(num_batches))})}
 
 
 def model_metadata(model: nn.Module, lora: Mapping[str, Any] | None) -> dict[str, str]:
@@ -54,6 +61,8 @@ def load_own_weights(
     """Load a run's tensors into the user's network, by the network's own names.
 
     LoRA's adapters are added to their weights. If the run's classifier had no bias, it becomes 0.
+    The counters of BatchNorm, which do not travel, are set to the batches of the model's round:
+    with momentum=None the next batch would otherwise replace the statistics.
 
     Args:
         network: as the model function returns it; changed in place.
@@ -82,6 +91,10 @@ def load_own_weights(
             f"{path} lacks tensors of the model: {', '.join(missing)}. With personalised methods "
             "clients keep their own; partial=True loads the shared ones and leaves these unchanged"
         )
+    if batches := int(metadata.get(_BATCHES, 0)):
+        layers = [n.removesuffix("running_mean") for n in named if n.endswith("running_mean")]
+        counters = target.state_dict().keys() & {f"{n}num_batches_tracked" for n in layers}
+        named |= dict.fromkeys(counters, torch.tensor(batches))
     try:
         target.load_state_dict(named, strict=False)
     except RuntimeError as error:

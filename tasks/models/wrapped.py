@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from logging import INFO, getLogger
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -13,6 +14,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.tasks.models.attributes import FROZEN
 from fedhet.tasks.models.model import refuse_integers
 
+CHANNEL_KEYS = ("channels", "mean", "std")  # of a task on images
 BODY, HEAD = "body", "head"
 _LAST = (nn.Linear, nn.modules.conv._ConvNd)  # what a classifier is, if none is named
 
@@ -94,6 +96,33 @@ class WrappedModel(nn.Module):
                 setattr(module, name, fn(getattr(module, name)))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
+
+
+def refuse_channels(model: nn.Module, shape: Sequence[int], keys: Sequence[str]) -> None:
+    """Reject images whose channels the model's first convolution does not take.
+
+    Args:
+        model: takes batches of images.
+        shape: (C, H, W) of an image.
+        keys: of the recipe: that of the channels, and those that have a value for each channel.
+    """
+    layers = (one for one in model.modules() if isinstance(one, nn.Conv2d))
+    first = next(layers, None)
+    if first is None or first.in_channels == shape[0] or first.in_channels not in (1, 3):
+        return
+    training = model.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()(torch.zeros(2, *shape))  # the first layer need not be the first applied
+    except RuntimeError:
+        raise ConfigError(
+            f"the model takes images of {first.in_channels} channels, and {keys[0]}={shape[0]}: "
+            f"set {keys[0]}={first.in_channels}"
+            + (f", with as many values in {' and '.join(keys[1:])}" if keys[1:] else "")
+            + ", or another task.model"
+        ) from None
+    finally:
+        model.train(training)
 
 
 def _cast(model: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:

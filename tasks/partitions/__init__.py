@@ -6,27 +6,28 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError, require_whole
 from fedhet.tasks.partitions.config import FLAVOURS, PartitionConfig
-from fedhet.tasks.sources.arrays import Indices
+from fedhet.tasks.sources.arrays import Indices, numbered
 from fedhet.tasks.sources.store import build_once, cache_folder, cache_key
 
 __all__ = ["FLAVOURS", "PartitionConfig", "hold_out", "partition_rows"]
 
-FORMAT = 1  # version of the draws: raise it when one of them changes
+FORMAT = 2  # version of the draws: raise it when one of them changes
 HOLDOUT_STREAM = 1
 
 
 def partition_rows(
     config: PartitionConfig,
     labels: Indices,
-    groups: Indices | None,
+    clients: NDArray[np.str_] | None,
     *,
     num_clients: int,
     seed: int,
 ) -> list[Indices]:
-    """Return the rows of every client, given all labels (n,) and natural ids (n,).
+    """Return the rows of every client, given all labels (n,) and whose each example is (n,).
 
     The partition's own seed overrides the run's.
 
@@ -43,10 +44,11 @@ def partition_rows(
     if not 0 <= seed < 2**32:
         key = "seed" if config.seed is None else "partition.seed"
         raise ConfigError(f"{key}={seed} must be a whole number in 0..2**32 - 1")
+    names, groups = ((), None) if clients is None else numbered(clients)
     identity = {
         "format": FORMAT,
         "labels": _digest(labels),
-        "groups": None if groups is None else _digest(groups),
+        "groups": None if groups is None else [_digest(groups), len(names)],
         "flavour": config.name,
         "options": dict(config.options),
         "clients": num_clients,

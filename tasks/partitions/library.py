@@ -44,9 +44,8 @@ def draw_rows(
     rows = np.arange(len(labels))
     if config.name == "iid":  # Flower's partitioner cuts the table in its order
         rows = np.random.default_rng(seed).permutation(rows)
-    ids = np.arange(num_clients)
     if config.name == "natural":
-        rows, ids = _choose_groups(config, groups, num_clients, seed)
+        rows = _choose_groups(config, groups, num_clients, seed)
     table = {LABEL: labels[rows], ROW: rows}
     if groups is not None:
         table[GROUP] = groups[rows]
@@ -64,7 +63,7 @@ def draw_rows(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of pyarrow, about Dataset.sort
-            return [np.asarray(partitioner.load_partition(int(i))[ROW][:]) for i in ids]
+            return [np.asarray(partitioner.load_partition(i)[ROW][:]) for i in range(num_clients)]
     except ValueError as error:  # Flower does not know our keys
         raise ConfigError(
             f"partition={config.name} {dict(config.options)} with clients={num_clients} over "
@@ -97,14 +96,16 @@ def build_partitioner(config: PartitionConfig, num_clients: int, seed: int) -> P
 
 def _choose_groups(
     config: PartitionConfig, groups: Indices | None, num_clients: int, seed: int
-) -> tuple[Indices, Indices]:
-    """Choose one natural id per client; return their rows, and the clients' order.
+) -> Indices:
+    """Choose one natural id per client; return their rows.
 
-    Flower makes a client of every id in the table, so the table has only the chosen ids.
+    Flower makes a client of every id in the table, by its sorted value, so the table has only the
+    chosen ids.
     """
     if groups is None:
         raise ConfigError(
-            "partition=natural needs a task with natural ids (task.group_column), such as femnist"
+            "partition=natural: its clients are the values of a column, which task.client_column "
+            "names; set it, or choose another partition"
         )
     ids, sizes = np.unique(groups, return_counts=True)
     large_enough = ids[sizes >= config.options["min_size"]]
@@ -114,4 +115,4 @@ def _choose_groups(
             f"partition.min_size={config.options['min_size']} examples"
         )
     chosen = np.random.default_rng(seed).choice(large_enough, num_clients, replace=False)
-    return np.flatnonzero(np.isin(groups, chosen)), np.argsort(np.argsort(chosen))
+    return np.flatnonzero(np.isin(groups, chosen))

@@ -18,12 +18,12 @@ class Record:
     Attributes:
         value: the value in its table; decoded: pixels (C, H, W) or tokens (T,).
         label: the label, from 0.
-        group: the natural id (such as a writer), if there is one.
+        client: whose it is (such as a writer's), if that is known.
     """
 
     value: Any
     label: int
-    group: str | None = None
+    client: str | None = None
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Split:
     Attributes:
         values: all examples, (n, C, H, W) pixels or (n, T) tokens.
         labels: the labels of this split's examples, (m,).
-        groups: the natural ids of this split's examples as numbers, (m,).
+        clients: whose each of this split's examples is, (m,), as text.
         rows: rows of this split's examples in ``values``, (m,); None: all, in order.
     """
 
     values: NDArray[Any]
     labels: Indices
-    groups: Indices | None = None
+    clients: NDArray[np.str_] | None = None
     rows: Indices | None = None
 
     def __len__(self) -> int:
@@ -51,13 +51,27 @@ class Split:
         return Split(
             self.values,
             self.labels[chosen],
-            None if self.groups is None else self.groups[chosen],
+            None if self.clients is None else self.clients[chosen],
             chosen if self.rows is None else self.rows[chosen],
         )
 
     def read(self) -> NDArray[Any]:
         """Read this split's values: (m, C, H, W) or (m, T)."""
         return np.asarray(self.values if self.rows is None else self.values[self.rows])
+
+
+def numbered(clients: NDArray[np.str_]) -> tuple[tuple[str, ...], Indices]:
+    """Return the different clients by their sorted value, and whose each example is, (n,).
+
+    Whole numbers are sorted as such, and other values as text.
+    """
+    names, numbers = np.unique(clients.astype(str), return_inverse=True)
+    order = np.arange(len(names))
+    if all(name.isdecimal() for name in names.tolist()):
+        order = np.argsort(np.array([int(name) for name in names]), kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return tuple(names[order].tolist()), place[numbers].astype(np.int64)
 
 
 def stratified_split(strata: NDArray[Any], fraction: float, seed: int) -> tuple[Indices, Indices]:

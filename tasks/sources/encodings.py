@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,47 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.common.text_files import require_file
 from fedhet.tasks.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # imported only to decode: it is slow
     from PIL import Image
 
 MODES = {1: "L", 3: "RGB"}
+
+
+# What "image" means, wherever one is opened: Pillow would hand an EPS file to Ghostscript.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+
+def read_image(source: bytes | Path, place: object) -> Image.Image:
+    """Return an image, turned as its EXIF orientation says.
+
+    Args:
+        source: the encoded image, or its file.
+        place: where it is, for errors.
+
+    Raises:
+        ConfigError: if it is no file, or damaged, or of no format of FORMATS.
+    """
+    from PIL import Image, ImageOps
+
+    if isinstance(source, Path):
+        require_file(source, "the data")
+    opened = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        with Image.open(opened, formats=FORMATS) as image:
+            return ImageOps.exif_transpose(image)
+    except Exception as error:  # each of Pillow's decoders raises its own
+        why = f"it is none of {', '.join(FORMATS)}" if _unknown(error) else error
+        raise DamagedFileError(f"{place} cannot be read as an image: {why}") from None
+
+
+def _unknown(error: Exception) -> bool:
+    from PIL import UnidentifiedImageError
+
+    return isinstance(error, UnidentifiedImageError)
 
 
 def in_bytes(image: Image.Image, channels: int, place: object) -> Image.Image:
@@ -37,6 +72,11 @@ def in_bytes(image: Image.Image, channels: int, place: object) -> Image.Image:
             "0 to 255: scale the image to that, or read it by your own function (task=own)"
         )
     return image.convert(MODES[channels])
+
+
+def image_in(value: Mapping[str, Any]) -> bytes | Path:
+    """Return the image of a table's struct of bytes and path."""
+    return value["bytes"] if value["bytes"] is not None else Path(value["path"])
 
 
 @dataclass(frozen=True)
@@ -60,20 +100,16 @@ class ImageEncoding:
 
     def encode(self, value: Any) -> NDArray[np.uint8]:
         """Return the pixels of an image in a table, which is a struct of bytes and path."""
-        return self.decode(value["bytes"] if value["bytes"] is not None else Path(value["path"]))
+        return self.decode(image_in(value))
 
-    def decode(self, source: bytes | Path) -> NDArray[np.uint8]:
-        """Return the pixels of an encoded image."""
-        from PIL import Image, ImageOps
+    def decode(self, source: bytes | Path, place: object = "an image") -> NDArray[np.uint8]:
+        """Return the pixels of an encoded image; ``place`` says in errors where it is."""
+        return self.fit(read_image(source, place), place)
 
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            ImageOps.exif_transpose(image, in_place=True)  # a copy would not know its file
-            return self.fit(image)
-
-    def fit(self, image: Image.Image) -> NDArray[np.uint8]:
+    def fit(self, image: Image.Image, place: object = "an image") -> NDArray[np.uint8]:
         """Return the pixels of an open image."""
         channels, height, width = self.shape
-        converted = in_bytes(image, channels, getattr(image, "filename", "") or "an image")
+        converted = in_bytes(image, channels, place)
         if converted.size != (width, height):
             from PIL.Image import Resampling
 

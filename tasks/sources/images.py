@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from logging import WARNING, getLogger
@@ -14,22 +14,24 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedhet.common.errors import ConfigError, DamagedFileError, SetupError
+from fedhet.common.errors import ConfigError, SetupError
+from fedhet.common.files import folders_below, subfolders
 from fedhet.tasks.config import ImageConfig
 from fedhet.tasks.sources.arrays import Record, Split
 from fedhet.tasks.sources.encodings import ImageEncoding
-from fedhet.tasks.sources.source import Source, require_folder
+from fedhet.tasks.sources.folders import files_in, require_folder
+from fedhet.tasks.sources.source import Source
 from fedhet.tasks.sources.store import Decoder
 from fedhet.tasks.sources.tables import Columns
 
 SUFFIXES = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
-def by_suffix(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """Sort files into images, by their endings, and others; leave out hidden files."""
-    seen = sorted(path for path in paths if not path.name.startswith("."))
-    images = [path for path in seen if path.suffix.lower() in SUFFIXES]
-    return images, [path for path in seen if path.suffix.lower() not in SUFFIXES]
+def images_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files of a folder by name: images, by their endings, and others."""
+    files = files_in(folder)
+    images = [path for path in files if path.suffix.lower() in SUFFIXES]
+    return images, [path for path in files if path.suffix.lower() not in SUFFIXES]
 
 
 def warn_of_others(folder: Path, others: Sequence[Path]) -> None:
@@ -59,7 +61,7 @@ class ImageSource(Source):
     @property
     def columns(self) -> Columns:
         """The tables' columns."""
-        return Columns(self.task.image_column, self.task.label_column, self.task.group_column)
+        return Columns(self.task.image_column, self.task.label_column, self.task.client_column)
 
     def class_names(self) -> tuple[str, ...]:
         """Return the classes in the order of their labels; may read the data folder."""
@@ -122,8 +124,7 @@ class ImageSource(Source):
 
 def class_folders(folder: Path) -> tuple[str, ...]:
     """Return the names of the subfolders, the classes, in alphabetical order."""
-    paths = (path for path in folder.iterdir() if path.is_dir())
-    names = sorted(path.name for path in paths if not path.name.startswith("."))
+    names = [path.name for path in subfolders(folder, set())]
     if not names:
         raise ConfigError(f"{folder} has no subfolder: make one with images for each class")
     return tuple(names)
@@ -138,17 +139,6 @@ def _training_classes(folder: Path) -> tuple[str, ...]:
             "classes: perhaps the images are one folder too deep"
         )
     return names
-
-
-def files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files in and below a folder, linked ones too; visit each folder once."""
-    seen = set()
-    for place, below, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:
-            below.clear()
-            continue
-        seen.add(real)
-        yield from (Path(place) / name for name in names)
 
 
 @dataclass(frozen=True)
@@ -202,15 +192,23 @@ class FolderDecoder:
         labels = {name: label for label, name in enumerate(self.classes)}
         files: list[tuple[Path, int]] = []
         others: list[Path] = []
+        classes: dict[Path, str] = {}  # of the folders
         for name in class_folders(self.folder):
             if name not in labels:
                 raise ConfigError(
                     f"{self.folder} has a subfolder {name!r}, but the classes are: "
                     f"{', '.join(self.classes)}; rename it or set task.classes"
                 )
-            images, more = by_suffix(files_below(self.folder / name))
-            files += [(path, labels[name]) for path in images]
-            others += more
+            for folder in folders_below(self.folder / name):
+                first = classes.setdefault(folder.resolve(), name)
+                if first != name:
+                    raise ConfigError(
+                        f"{folder} links to a folder of the class {first}, and is in the class "
+                        f"{name}: remove the link"
+                    )
+                images, more = images_in(folder)
+                files += [(path, labels[name]) for path in images]
+                others += more
         warn_of_others(self.folder, others)
         return files
 
@@ -219,10 +217,7 @@ class FolderDecoder:
         """The current files, and how they are read."""
         digest = hashlib.sha256()
         for path, label in self._files:
-            try:
-                stat = path.stat()
-            except FileNotFoundError:
-                raise ConfigError(f"{path} links to a file that is not there: remove it") from None
+            stat = path.stat()
             line = f"{path} {label} {stat.st_size} {stat.st_mtime_ns}\n"
             digest.update(os.fsencode(line))  # a file's name need not be UTF-8
         return {
@@ -244,10 +239,4 @@ class FolderDecoder:
     def records(self) -> Iterator[Record]:
         """Yield the images class by class."""
         for path, label in self._files:
-            try:
-                value = self.encoding.decode(path)
-            except ConfigError:
-                raise
-            except Exception as error:  # each of Pillow's decoders raises its own
-                raise DamagedFileError(f"{path} cannot be read as an image: {error}") from None
-            yield Record(value, label)
+            yield Record(self.encoding.decode(path, path), label)

@@ -15,6 +15,7 @@ from fedhet.common.errors import ConfigError, SetupError
 from fedhet.tasks.config import SourceConfig
 from fedhet.tasks.sources.arrays import Indices, Split, stratified_split
 from fedhet.tasks.sources.encodings import Encoding
+from fedhet.tasks.sources.folders import require_folder
 from fedhet.tasks.sources.store import Decoder, content_sha256, decode_once, decoded_folder
 from fedhet.tasks.sources.tables import (
     Columns,
@@ -74,7 +75,7 @@ class Source(ABC):
         examples = decode_once(self._name("train"), train)
         if test is not None:
             return examples, decode_once(self._name("test"), test)
-        strata = examples.labels if examples.groups is None else examples.groups
+        strata = examples.labels if examples.clients is None else examples.clients
         kept, split_off = self._split_off(strata)
         return examples.select(kept), examples.select(split_off)
 
@@ -178,10 +179,3 @@ class Source(ABC):
         if own is None and (task.path is not None or task.source == "files"):
             return [task.hub, task.name]  # the user's own task, and the folder that it names
         return [task.hub]
-
-
-def require_folder(folder: Path, key: str) -> Path:
-    """Return the folder if it exists; the error names ``key``, which sets it."""
-    if not folder.is_dir():
-        raise SetupError(f"{folder} is not a folder: change {key}")
-    return folder

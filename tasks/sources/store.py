@@ -20,7 +20,7 @@ from fedhet.common.errors import ConfigError, SetupError
 from fedhet.tasks.sources.arrays import Record, Split
 from fedhet.tasks.sources.encodings import Encoding
 
-FORMAT = 2  # of the cache's files; 1 cut off 16-bit pixels and ignored EXIF orientations
+FORMAT = 3  # of the cache's files; 2 had numbers in place of the clients' names
 IDENTITY, MANIFEST = "identity.json", "checksums.json"
 logger = logging.getLogger(__name__)
 
@@ -166,11 +166,11 @@ def _build_and_publish(folder: Path, build: Callable[[Path], None]) -> None:
 def decode_once(name: str, decoder: Decoder) -> Split:
     """Return the examples of a split, memory-mapped from the cache; decode them if necessary."""
     kind, folder = decoder.encoding.kind, decoded_folder(name, decoder)
-    groups = folder / "groups.npy"
+    clients = folder / "clients.npy"
     return Split(
         values=np.load(folder / f"{kind}.npy", mmap_mode="r"),
         labels=np.load(folder / "labels.npy"),
-        groups=np.load(groups) if groups.exists() else None,
+        clients=np.load(clients) if clients.exists() else None,
     )
 
 
@@ -191,7 +191,7 @@ def _decode(name: str, decoder: Decoder, folder: Path) -> None:
     path, shape = folder / f"{encoding.kind}.npy", (count, *encoding.shape)
     values = np.lib.format.open_memmap(path, mode="w+", dtype=encoding.dtype, shape=shape)
     labels = np.empty(count, dtype=np.int64)
-    groups: list[str] = []
+    clients: list[str] = []
     records = track(
         decoder.records(),
         f"decoding {name}, once",
@@ -202,11 +202,10 @@ def _decode(name: str, decoder: Decoder, folder: Path) -> None:
     )
     for row, record in enumerate(records):
         values[row], labels[row] = record.value, record.label
-        if record.group is not None:
-            groups.append(record.group)
+        if record.client is not None:
+            clients.append(record.client)
     values.flush()
     np.save(folder / "labels.npy", labels)
-    if groups:
-        _, numbers = np.unique(np.array(groups), return_inverse=True)
-        np.save(folder / "groups.npy", numbers.astype(np.int64))
+    if clients:
+        np.save(folder / "clients.npy", np.array(clients))
     (folder / IDENTITY).write_text(json.dumps(decoder.identity, indent=1))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.common.text_files import require_file
 from fedhet.tasks.sources.arrays import Record
 from fedhet.tasks.sources.encodings import Encoding
 
@@ -21,24 +22,24 @@ class Columns:
     Attributes:
         example: images, as structs of bytes and path, or texts.
         label: numbers from 0.
-        group: the natural ids, if there are any.
+        client: whose an example is, if that is known.
         example_key: the task's key that names the column of examples.
     """
 
     example: str
     label: str
-    group: str | None = None
+    client: str | None = None
     example_key: str = "image_column"
 
     @property
     def names(self) -> list[str]:
         """The columns to read."""
-        return [name for name in (self.example, self.label, self.group) if name is not None]
+        return [name for name in (self.example, self.label, self.client) if name is not None]
 
     def check(self, where: object, available: list[str]) -> None:
         """Reject a table without these columns."""
-        keys = (self.example_key, "label_column", "group_column")
-        for key, name in zip(keys, (self.example, self.label, self.group), strict=True):
+        keys = (self.example_key, "label_column", "client_column")
+        for key, name in zip(keys, (self.example, self.label, self.client), strict=True):
             if name is not None and name not in available:
                 raise ConfigError(
                     f"{where} has no column {name!r} (task.{key}); it has: {', '.join(available)}"
@@ -48,7 +49,12 @@ class Columns:
 def parquet_files(folder: Path, split: str) -> list[Path]:
     """Return <split>.parquet, or the hub's <split>-00000-of-00002.parquet and so on."""
     single = folder / f"{split}.parquet"
-    return [single] if single.is_file() else sorted(folder.glob(f"{split}-*.parquet"))
+    if single.is_file():
+        return [single]
+    several = sorted(folder.glob(f"{split}-*.parquet"))
+    for path in several:
+        require_file(path, "task.path")
+    return several
 
 
 @dataclass(frozen=True)
@@ -185,17 +191,21 @@ class TableDecoder:
                     f"{self.table.origin} cannot be read: example {number} is damaged, or not what "
                     f"task.inputs says ({type(error).__name__}: {error})"
                 ) from None
-            yield Record(value, row.label, row.group)
+            yield Record(value, row.label, row.client)
 
 
 def _rows(chunk: Any, columns: Columns, num_classes: int, where: object) -> Iterator[Record]:
     values = chunk.column(columns.example).to_pylist()
     labels = chunk.column(columns.label).to_pylist()
-    groups = chunk.column(columns.group).to_pylist() if columns.group else [None] * len(labels)
-    for value, label, group in zip(values, labels, groups, strict=True):
+    clients = chunk.column(columns.client).to_pylist() if columns.client else [None] * len(labels)
+    for value, label, client in zip(values, labels, clients, strict=True):
         if label is None or not 0 <= label < num_classes or label % 1:
             raise ConfigError(
                 f"{where} has the label {label}, but task.num_classes={num_classes} allows "
                 f"0..{num_classes - 1}, whole numbers: change task.num_classes or task.label_column"
             )
-        yield Record(value, int(label), None if group is None else str(group))
+        if columns.client and client is None:
+            raise ConfigError(
+                f"{where}: an example has no {columns.client} (task.client_column): whose is it?"
+            )
+        yield Record(value, int(label), None if client is None else str(client))

@@ -41,7 +41,7 @@ class TextSource(Source):
     def columns(self) -> Columns:
         """The tables' columns."""
         task = self.task
-        return Columns(task.text_column, task.label_column, task.group_column, "text_column")
+        return Columns(task.text_column, task.label_column, task.client_column, "text_column")
 
     def vocabulary(self) -> Vocabulary:
         """Return the words of the tokens."""
@@ -69,6 +69,6 @@ class TextSource(Source):
         rows = list(self._table(self.task.train_split).rows())
         kept = np.arange(len(rows))
         if self.task.test_split is None:  # do not count words of the test examples
-            strata = [row.label if row.group is None else row.group for row in rows]
+            strata = [row.label if row.client is None else row.client for row in rows]
             kept, _ = self._split_off(np.array(strata))
         return [rows[row].value for row in kept]

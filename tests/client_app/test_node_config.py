@@ -76,3 +76,23 @@ def test_a_node_that_cannot_take_part_says_why(wrong, message, sites, tmp_path):
     own = {client: node(sites, client) | (wrong if client == 1 else {}) for client in IMAGES}
     with refused(*message.split(), kind=TimeoutError):
         run_recipe(tmp_path, *words, node_config=own.__getitem__)
+
+
+@pytest.mark.slow
+def test_a_path_whose_content_has_changed_is_read_anew(tmp_path):
+    """In the same process, with the same recipe."""
+    table, hashes = tmp_path / "rows.csv", set()
+    words = ["task=tabular", f"task.path={table}", "task.target=y", "partition=iid", "clients=2"]
+    for count in (40, 80):
+        rows = [f"{n},{'yn'[n % 2]}" for n in range(count)]
+        table.write_text("\n".join(["a,y", *rows]))
+        sizes = []
+
+        def seen(reply, sizes=sizes):
+            sizes += [metrics["num-examples"] for metrics in reply.content.metric_records.values()]
+            return reply
+
+        folder = tmp_path / f"{count}"
+        hashes.add(run_recipe(folder, *words, "rounds=1", tamper=seen)["parameters_sha256"])
+        assert count * 0.4 in sizes
+    assert len(hashes) == 2

@@ -6,6 +6,7 @@ package that calls itself flwr gives as `flwr-clientapp`. test_deployment.py has
 
 import contextlib
 import ctypes
+import hashlib
 import importlib.util
 import json
 import os
@@ -322,3 +323,56 @@ def test_a_bundle_is_unpacked_once_and_again_if_its_copy_has_gone(monkeypatch, t
     flowers.install_from_fab(b"first", skip_prompt=True)
     assert unpacked == [b"first", b"second", b"first"]
     assert len(list((tmp_path / "installed").iterdir())) == 2
+
+
+# ---- what a site's policy lets run ---------------------------------------------------------------
+
+
+def test_only_the_bundles_of_the_policy_are_unpacked_or_the_sites_own_copy_runs(
+    monkeypatch, tmp_path
+):
+    path, own = tmp_path / "policy.yaml", tmp_path / "own"
+    flowers = SimpleNamespace(
+        install_from_fab=lambda fab, **options: "unpacked",
+        get_load_client_app_fn=lambda *rest, **options: lambda *run: "the bundle's app",
+        LoadClientAppError=RuntimeError,
+    )
+    fork_executor = module()
+    fork_executor.pin(flowers)
+
+    def runs(bundle: bytes) -> tuple[object, object]:
+        unpacked = flowers.install_from_fab(bundle, skip_prompt=True)
+        return unpacked, flowers.get_load_client_app_fn("", None, True)("id", "1", "hash")
+
+    assert runs(b"any") == ("unpacked", "the bundle's app")
+    monkeypatch.setenv("FEDHET_POLICY", str(path))
+    with pytest.raises(OSError, match=r"policy\.yaml"):
+        runs(b"any")
+    path.write_text("rounds: 3")
+    assert runs(b"any") == ("unpacked", "the bundle's app")
+    path.write_text(f"bundles: [{hashlib.sha256(b'known').hexdigest()}]")
+    assert runs(b"known") == ("unpacked", "the bundle's app")
+    with pytest.raises(PermissionError, match=hashlib.sha256(b"any").hexdigest()):
+        runs(b"any")
+    (own / "own_app").mkdir(parents=True)
+    (own / "own_app" / "__init__.py").write_text("app = 'the own app'")
+    monkeypatch.setattr(fork_executor, "OWN_APP", "own_app:app")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path.write_text(f"own_code: {own}")
+    assert runs(b"any") == (None, "the own app")
+
+
+def test_what_nobody_compares_is_not_started_beside_a_policy_of_the_code(
+    monkeypatch, tmp_path, capsys
+):
+    started: list[list[str]] = []
+    fork_executor, path = module(), tmp_path / "policy.yaml"
+    monkeypatch.setattr(fork_executor.subprocess, "Popen", started.append)
+    fork_executor.start_unforked(["flwr-other"])
+    monkeypatch.setenv("FEDHET_POLICY", str(path))
+    path.write_text("bundles: []")
+    fork_executor.start_unforked(["flwr-other"])
+    assert started == [["flwr-other"]]
+    assert "flwr-other is not started" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="policy"):  # another Flower
+        fork_executor.pin(SimpleNamespace(__name__="run_clientapp"))

@@ -43,7 +43,7 @@ REFUSED_BY_THE_COMMAND = {  # each on a way of its own
     "-m strategy=fedavg,fedprx": "strategy=fedprx is unknown: did you mean fedprox",
     "-m strategy=fedavg,fedsam strategy.sam.rho=1": "strategy=fedavg of this sweep has no such",
     "-m strategy=fedsam,fedmrur local.lrr=1": r"unknown key local\.lrr: did you mean local\.lr",
-    "task.data_options.path=~/x": """: "task.data_options.path='~/x'"$""",
+    "task.path=~/x": """: "task.path='~/x'"$""",
     "-m objective=acuracy seed=0,1": "objective=acuracy is unknown: did you mean accuracy",
 }
 

@@ -10,16 +10,16 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedhet.common.errors import ConfigError
-from fedhet.server_app.columns import FILE, _warn_of_strange, decode_statistics
+from fedhet.server_app.columns import FILE, bounded, decode_statistics
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.wire.records import CATEGORIES, COLUMNS, to_record, to_tensors
-from fedhet.tasks.column_statistics import ColumnStatistics
+from fedhet.tasks.column_statistics import ColumnStatistics, merged
 from fedhet.tools.evaluate import evaluate
 from tests.recipes import run_recipe
 
 SITES = 3
 RECIPE = (
-    *("task=tabular", "task.data_options.fit=federated", "task.data_options.target=income"),
+    *("task=tabular", "task.data_options.fit=federated", "task.target=income"),
     *("task.data_options.numeric=[age]", "task.data_options.categorical=[town]"),
     *("task.classes=[low,high]", "partition=site", "partition.holdout=0.25", f"clients={SITES}"),
     *("local.epochs=2", "local.batch_size=8"),
@@ -66,7 +66,7 @@ def test_a_run_fits_the_training_rows_of_all_sites_and_is_resumed_with_the_same(
     (tmp_path / FILE).write_text(json.dumps(found) + "\n")
     assert run(sites, tmp_path, "rounds=4", "resume=true")["rounds"] == 4
     one = sites / "2" / "train.csv"
-    task = [f"data_options.path={one}", "test_data=fedhet.tasks.tabular:load_test"]
+    task = [f"path={one}", "test_data=fedhet.tasks.tabular:load_test"]
     assert (
         evaluate(tmp_path, task).examples == 40
     )  # with the columns that the model was stored with
@@ -89,17 +89,64 @@ def test_a_site_that_sends_nonsense_is_left_out_of_the_fit(towns, said, sites, t
 
     run(sites, tmp_path, "rounds=1", tamper=tamper)
     assert json.loads((tmp_path / FILE).read_text())["categories"] == [["Oslo", "Rome"]]
-    assert f"columns of client 2: {said}" in caplog.text
+    assert "columns of client 2: refused: its categories of town must be different" in caplog.text
 
 
-def test_a_site_in_another_unit_is_named(caplog):
-    parts = {
-        client: ColumnStatistics(9, np.array([9.0]), np.array([mean]), np.array([81.0]), ())
-        for client, mean in enumerate([30.0, 31.0, 33.0, 31_000.0])
-    }
-    _warn_of_strange(parts, ["age"])
-    assert [line.split(":")[0] for line in caplog.messages] == ["columns of client 3"]
-    assert "the mean 31000 and the deviation 3, and the sites' medians are 32" in caplog.text
+@pytest.mark.slow
+def test_categories_of_one_site_alone_are_bounded(sites, tmp_path, caplog):
+    def tamper(reply):
+        if CATEGORIES in reply.content:
+            if len(reply.content[CATEGORIES]["town"]) == 3:
+                reply.content[CATEGORIES]["town"] = [str(n) for n in range(999)]
+        return reply
+
+    run(sites, tmp_path, "rounds=1", tamper=tamper)
+    assert json.loads((tmp_path / FILE).read_text())["categories"] == [["Oslo", "Rome"]]
+    assert "columns of client 2: town has 999 categories that no other site has" in caplog.text
+
+
+def part(mean=30.0, deviation=9.0, rows=90, categories=("Oslo", "Rome")):
+    squares = np.array([deviation**2 * rows])
+    return ColumnStatistics(rows, np.array([float(rows)]), np.array([mean]), squares, (categories,))
+
+
+def test_usual_sites_have_the_statistics_of_the_pooled_rows():
+    parts = {0: part(), 1: part(34.0, 5.0), 2: part(50.0, 12.0, categories=("Bonn", "Rome"))}
+    assert bounded(parts, ["age"], ["town"]) == parts
+    assert bounded({0: part(), 1: part(3e6)}, ["age"], ["town"])[1].means == [3e6]  # of two sites
+
+
+LIES = {
+    "squares x 100": (part(deviation=90.0), 2.7),
+    "squares x 1e6": (part(deviation=9e3), 2.7),
+    "mean x 3": (part(mean=90.0), 2.6),
+    "mean x 1000": (part(mean=3e4), 2.6),
+    "rows x 1e9": (part(mean=90.0, rows=90_000_000_000), 3.4),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_one_site_moves_is_bounded_and_its_name_said(name, caplog):
+    """A lie of one site in four widens the common deviation at most so many times."""
+    lie, most = LIES[name]
+    honest = {client: part(mean) for client, mean in enumerate([29.0, 30.0, 31.0])}
+    kept = bounded({**honest, 3: lie}, ["age"], ["town"])
+    assert all(kept[client] is honest[client] for client in honest)
+    whole = merged(list(kept.values()), ["town"])
+    assert whole.variances()[0] ** 0.5 < most * 9
+    assert abs(whole.means[0] - 30) < 2.6 * 9
+    assert "columns of client 3" in caplog.text
+
+
+def test_sites_may_have_categories_of_their_own_as_many_as_is_usual(caplog):
+    def own(site, count):
+        return part(categories=("Oslo", *(f"{site}-{n:03}" for n in range(count))))
+
+    parts = {site: own(site, 30) for site in range(3)}
+    assert bounded(parts, ["age"], ["town"]) == parts
+    kept = bounded({**parts, 3: own(3, 900)}, ["age"], ["town"])
+    assert kept[3].categories == (("Oslo",),)
+    assert "columns of client 3: town has 900" in caplog.text
 
 
 @pytest.mark.slow

@@ -47,8 +47,9 @@ def test_all_clients_columns_are_fitted_together(tmp_path):
     table = tmp_path / "table.csv"
     rows = [f"{n},{'AB'[n % 2]},{'yes' if n % 3 else 'no'}" for n in range(60)]
     table.write_text("\n".join(["age,town,y", *rows]) + "\n")
-    columns = ["fit=federated", "numeric=[age]", "categorical=[town]", "target=y", f"path={table}"]
-    words = ["task=tabular", "task.classes=[no,yes]", *(f"task.data_options.{w}" for w in columns)]
+    columns = ["fit=federated", "numeric=[age]", "categorical=[town]"]
+    words = ["task=tabular", f"task.path={table}", "task.target=y"]
+    words += ["task.classes=[no,yes]", *(f"task.data_options.{w}" for w in columns)]
     more = ("partition=iid", "clients=6", "rounds=1", "local.batch_size=8")
     summary = run_recipe(tmp_path / "run", *words, *more, clients=6)
     assert summary["status"] == "completed"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import is_taken, metric_totals, shown_metrics
-from fedhet.common.results import read_rows, totals
+from fedhet.common.results import read_rows, read_summary, totals
 from fedhet.conf import compose_overrides, fingerprint, project
 from fedhet.load_run import task_of
 from fedhet.runtimes.flower_install import stage_app
@@ -21,6 +21,7 @@ from fedhet.strategies.fedprox import FedProxClient
 from fedhet.tasks.evaluation import logits_of
 from fedhet.tasks.metrics import MetricSet, Predictions
 from tests.recipes import TINY, run_recipe
+from tests.refused import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = '''
@@ -44,6 +45,9 @@ def one_class(outputs, targets):
 def nothing(outputs, targets): return None
 def several(outputs, targets): return outputs
 def text(outputs, targets): return "0.5"
+def huge(outputs, targets): return 10**400
+def ends(outputs, targets): raise SystemExit(3)
+def misses(outputs, targets): return {}["no"]
 def lonely(outputs): return 1.0
 def f1(outputs, targets): return 1.0
 def loss(outputs, targets): return 1.0
@@ -191,6 +195,19 @@ def test_what_is_no_number_is_refused(name, what):
             Predictions("classification", ("a", "b")),
             (torch.zeros(4, 2), torch.zeros(4).long()),
         )
+
+
+def test_a_number_that_no_float_holds_is_left_out_and_warned_of(caplog):
+    pair = (torch.zeros(4, 2), torch.zeros(4).long())
+    assert measured("mine.metrics:huge", Predictions("classification", ("a", "b")), pair) == {}
+    assert "evaluation.metrics=mine.metrics:huge is inf" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "what"), [("ends", "SystemExit"), ("misses", "KeyError")])
+def test_a_function_that_fails_ends_the_run_as_failed_with_its_key(name, what, tmp_path):
+    with refused(f"evaluation.metrics=mine.metrics:{name}", what, "metrics.py"):
+        run_recipe(tmp_path, *TINY, "rounds=1", f"evaluation.metrics=[mine.metrics:{name}]")
+    assert read_summary(tmp_path)["status"] == "failed"
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.schedules import ExponentialDecay
+from fedhet.strategies.differential_privacy import Local
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.fedbuff import FedAsync, FedBuff
 from fedhet.strategies.fedcm import FedCM
@@ -22,7 +23,6 @@ from fedhet.strategies.feddyn import FedDyn
 from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fednova import FedNova
-from fedhet.strategies.mechanisms import Local
 from fedhet.strategies.modes.asynchronous import Asynchronous, Started
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.modes.simulated_clients import SimulatedClients, SimulatedStep

@@ -130,7 +130,7 @@ def test_pfedmes_step_is_down_the_moreau_envelope():
     side = client_side(PFedMe, coefficient=4.0, steps=200, lr=0.05)
     start = [torch.full((1, 1), 1.0).double().numpy()]
     client = client_of(Regression(1), data, half_squared_error, {"pfedme": side})
-    arrays, _, _ = client.train(start, {"round": 1, "lr": LR})
+    arrays, _, _ = client.fit(start, {"round": 1, "lr": LR})
     w = 1.0
     for _ in range(2):
         theta = (18 + 4 * w) / 13
@@ -159,7 +159,7 @@ def test_pfedme_by_hand(mu):
     sides = {"fedprox": client_side(FedProx, mu=mu), "pfedme": side}
     client = client_of(exact(), data, F.cross_entropy, sides, test_data=data)
     ask = {"round": 1, "lr": LR, "evaluate-trained": True}
-    _, _, scores = client.train(client.get_parameters({}), ask)
+    _, scores = client.train(client.get_parameters({}), ask)
     loss, accuracy = evaluate_model(theta, data, F.cross_entropy)
     assert scores["personal-test-loss"] == pytest.approx(loss, rel=1e-9)
     assert scores["personal-test-accuracy"] == accuracy
@@ -217,7 +217,7 @@ def test_fedrod_refuses_a_loss_that_a_logit_of_minus_infinity_breaks(held):
 def test_fedrod_scores_both_heads_together():
     data, ask = few_classes()[0], {"round": 1, "lr": LR, "evaluate-trained": True}
     client = client_of(exact(), data, F.cross_entropy, {"fedrod": FedRoDClient()}, test_data=data)
-    _, _, scores = client.train(client.get_parameters({}), ask)
+    _, scores = client.train(client.get_parameters({}), ask)
     with torch.no_grad():
         features, logits = client.model(data.inputs)  # with G alone again
         weight, bias = (client.state[HEAD][f"head.{name}"] for name in ("weight", "bias"))
@@ -274,8 +274,8 @@ def test_the_own_model_is_scored_and_the_trained_one_sent(side, own):
 
     plain, personal = client(), client(side=side)
     start = plain.get_parameters({})
-    arrays, _, _ = plain.train(start, ask)
-    sent, _, scores = personal.train(start, ask)
+    arrays, _, _ = plain.fit(start, ask)
+    sent, _, scores = personal.fit(start, ask)
     for one, other in zip(arrays, sent, strict=True):
         assert (one == other).all()  # what it sends, to the bit
     model = Normed()

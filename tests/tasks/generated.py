@@ -54,8 +54,8 @@ def write_hub_set(root, name, count=40):
     images = random_images(count, task["image_size"], task["channels"])
     labels = np.arange(count) % task["num_classes"]
     columns = {task["label_column"]: labels, "another": labels}
-    if "group_column" in task:
-        columns[task["group_column"]] = [f"f{row % 4:04d}_00" for row in range(count)]
+    if "client_column" in task:
+        columns[task["client_column"]] = [f"f{row % 4:04d}_00" for row in range(count)]
     for split, rows in (("train", count), (task.get("test_split", "test"), 8)):
         if split is not None:
             shown = {key: column[:rows] for key, column in columns.items()}

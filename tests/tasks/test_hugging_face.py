@@ -42,7 +42,7 @@ def images(tmp_path):
 
 IMAGES = {
     "input_column": "pic",
-    "label_column": "kind",
+    "target": "kind",
     "test_split": "validation",
     "image_size": 4,
     "channels": 1,
@@ -78,7 +78,7 @@ def test_a_site_reads_its_own_folder(images):
 
 def test_columns_of_numbers_and_targets_of_a_regression(tmp_path):
     folder = saved(tmp_path / "set", {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0.5, 7]})
-    options = {"input_column": "x", "label_column": "y", "test_split": None, "kind": "regression"}
+    options = {"input_column": "x", "target": "y", "test_split": None, "kind": "regression"}
     (inputs, targets), _ = load(path=folder, test_fraction=0.0, **options)
     assert inputs.tolist() == [[1, 2], [3, 4]]
     assert targets.tolist() == [0.5, 7]
@@ -86,7 +86,7 @@ def test_columns_of_numbers_and_targets_of_a_regression(tmp_path):
 
 def test_a_missing_number_of_a_row_is_refused(tmp_path):
     folder = saved(tmp_path / "set", {"x": [[1.0, 2.0], [3.0, None]], "y": [0.5, 7]})
-    options = {"input_column": "x", "label_column": "y", "test_split": None, "kind": "regression"}
+    options = {"input_column": "x", "target": "y", "test_split": None, "kind": "regression"}
     with refused("1"):
         load(path=folder, test_fraction=0.0, **options)
 
@@ -148,7 +148,7 @@ def test_labels_are_found_by_name_and_numbers_without_names_by_place(
     ("feature", "given", "classes", "said"),
     [
         (POLARITY, [0, 1], ["neg", "positive"], "task.classes=[neg,positive]"),
-        (POLARITY, [-1, 1], ["neg", "pos"], "label_column=label"),
+        (POLARITY, [-1, 1], ["neg", "pos"], "task.target=label"),
         (
             WHOLE,
             [0, 1],
@@ -179,7 +179,7 @@ WRONG = [
     ({"channels": 3}, "1 task.data_options.channels=3"),
     ({"std": [0.0]}, "std=0.0"),
     ({"mean": [float("inf")]}, "mean=inf"),
-    ({"input_column": "kind", "label_column": "pic"}, "label_column=pic"),
+    ({"input_column": "kind", "target": "pic"}, "task.target=pic"),
 ]
 
 

@@ -807,3 +807,36 @@ def of_one_client(client_id):
 def test_a_partition_of_what_is_given_of_one_client_is_refused(data, words, named):
     with refused(*named.split()) if named else nullcontext():
         refuse_unread_partition(data, words)
+
+
+@pytest.mark.parametrize("inputs", [np.zeros((1, 3)), np.zeros((4, 3))[::4], np.zeros((3, 1)).T])
+def test_the_hash_of_a_single_example_is_that_of_its_numbers(inputs):
+    """Its targets are one number with the stride of many."""
+    one = Examples((inputs, np.arange(6)[::6]), kind="classification", num_classes=2)
+    same = Examples(([[0.0, 0, 0]], np.array([0])), kind="classification", num_classes=2)
+    assert one.sha256() == same.sha256()
+
+
+@pytest.mark.parametrize("inputs", [[np.zeros(3), np.zeros(4)], [torch.zeros(3), torch.zeros(4)]])
+def test_arrays_of_different_lengths_name_the_way_to_read_them(inputs):
+    with refused("DataLoader", "collate_fn", "shapes"):
+        Examples((inputs, [0, 1]), kind="classification", num_classes=2)
+
+
+def by_hospital(path=None, target=None):
+    return (np.arange(12.0)[:, None], np.arange(12) % 2, list("ccaabbccaabb")), None
+
+
+def test_examples_with_a_client_make_natural_clients():
+    task = task_of(by_hospital, partition={"name": "natural"}, clients=3, num_classes=2)
+    assert task.client_names == ("a", "b", "c")
+    found = [sorted(task.client_data(client)[0].targets().tolist()) for client in range(3)]
+    assert found == [[0, 0, 1, 1]] * 3
+    assert task.client_rows[2].tolist() == [0, 1, 6, 7]
+
+
+def test_a_path_that_no_parameter_takes_is_refused():
+    with refused("task.path=x", "no parameter path"):
+        task_of(lambda: None, path="x").client_data(0)
+    with refused("task.data_options.path", "task.path"):
+        task_of(by_hospital, data_options={"path": "x"})

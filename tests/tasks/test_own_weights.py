@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 from fedhet.tasks.models import build_own_model
-from fedhet.tasks.models.own_weights import frozen_sha256, load_own_weights, model_metadata
+from fedhet.tasks.models.own_weights import (
+    counted,
+    frozen_sha256,
+    load_own_weights,
+    model_metadata,
+)
 from tests.refused import refused
 
 LORA = {"r": 2, "alpha": 6, "target_modules": ["first"]}
@@ -104,3 +109,25 @@ def test_a_part_of_a_model_is_loaded_if_it_is_asked_for_and_else_refused():
     load_own_weights(network, shared, metadata, PATH, partial=True)
     assert torch.equal(network.out.weight, before)
     assert torch.equal(network.first.weight, tensors["body.first.weight"])
+
+
+def test_batchnorm_goes_on_with_the_statistics_that_were_loaded():
+    """With momentum=None the running mean is that of all batches: 9 of the run, then one more."""
+
+    class Normed(Net):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4, momentum=None)
+
+        def forward(self, inputs):
+            return super().forward(self.norm(inputs))
+
+    _, tensors, metadata = trained(Normed)
+    travels = {name: value for name, value in tensors.items() if "num_batches" not in name}
+    travels["body.norm.running_mean"] = torch.full((4,), 10.0)
+    network = Normed()
+    load_own_weights(network, travels, counted(metadata, 9.0), PATH)
+    assert int(network.norm.num_batches_tracked) == 9
+    network.train()(torch.tensor([[0.0] * 4, [40.0] * 4]))
+    torch.testing.assert_close(network.norm.running_mean, torch.full((4,), 11.0))
+    assert counted(metadata, None) == metadata

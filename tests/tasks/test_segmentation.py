@@ -11,6 +11,7 @@ from PIL import Image
 import fedhet.conf
 from fedhet.common.errors import DamagedFileError
 from fedhet.tasks import hugging_face, tabular
+from fedhet.tasks.config import NAMED
 from fedhet.tasks.segmentation import MaskedImages, UNet, load, shapes
 from tests.refused import refused
 from tests.tasks.plain import SITE, task_of
@@ -127,7 +128,7 @@ def test_images_of_all_endings_are_read_and_other_files_are_named(tmp_path, capl
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path):
-    with refused("task.data_options.path"):
+    with refused("task.path"):
         load(path=str(tmp_path))
     draw(tmp_path / "train", 2)
     (tmp_path / "train" / "masks" / "1.png").unlink()
@@ -171,7 +172,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
 
 def test_what_a_shipped_data_function_takes_is_in_a_task_s_file():
     """Another key would be refused as unknown."""
-    given = {"client_id", "num_clients", "seed", "kind", "classes", "data_folder", "fitted"}
+    given = {"client_id", "num_clients", "seed", "kind", "classes", "data_folder", "fitted", *NAMED}
     files = [OmegaConf.load(path) for path in Path(fedhet.conf.__file__).parent.glob("task/*.yaml")]
     for function in (tabular.load, hugging_face.load, load, shapes):
         name = f"{function.__module__}:{function.__name__}"

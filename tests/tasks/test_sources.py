@@ -5,11 +5,14 @@ from unittest.mock import Mock
 
 import datasets
 import numpy as np
+import pyarrow.parquet
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedhet.tasks.sources.encodings import ImageEncoding
+from fedhet.common.errors import DamagedFileError
+from fedhet.tasks import hugging_face, segmentation
+from fedhet.tasks.sources.encodings import ImageEncoding, read_image
 from tests.refused import refused
 from tests.tasks.generated import (
     make_task,
@@ -57,10 +60,13 @@ def test_femnists_writers_are_in_both_splits_and_are_the_natural_clients(tmp_pat
     images = as_images(write_hub_set(tmp_path, "femnist"))
     task = make_task("femnist", "natural", clients=4, path=str(tmp_path))
     train, test = task._splits
-    assert (len(train), np.bincount(test.groups).tolist()) == (36, [1] * 4)
+    assert (len(train), sorted(test.clients)) == (36, [f"f000{n}_00" for n in range(4)])
     assert np.array_equal(train.read(), images[train.rows])
-    writers = [np.unique(train.groups[rows]).tolist() for rows in task.client_rows]
-    assert sorted(writers) == [[0], [1], [2], [3]]
+    writers = [np.unique(train.clients[rows]).tolist() for rows in task.client_rows]
+    assert writers == [["f0000_00"], ["f0001_00"], ["f0002_00"], ["f0003_00"]]
+    assert task.client_names == ("f0000_00", "f0001_00", "f0002_00", "f0003_00")
+    held_out = [task.client_data(client)[1] for client in range(4)]
+    assert [len(one) for one in held_out] == [1] * 4  # of the test set, which has their writers
 
 
 def test_a_split_in_several_files_is_read_from_fedhet_data_before_the_hub(tmp_path, monkeypatch):
@@ -250,3 +256,61 @@ def test_a_site_with_parquet_holds_out_a_fraction_and_one_with_nothing_is_refuse
     data, held_out = task.client_data(2, site_folder=tmp_path)
     assert (len(data), len(held_out)) == (7, 3)
     assert sorted([*data.labels.tolist(), *held_out.labels.tolist()]) == list(range(10))
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
+
+
+def test_what_pillow_would_hand_to_ghostscript_is_no_image(tmp_path, monkeypatch):
+    """Wherever one is opened: in folders, in Parquet files, as a mask, in a Hugging Face set."""
+    for name in ("Popen", "run", "check_call", "check_output", "call"):
+        monkeypatch.setattr(f"subprocess.{name}", lambda *a, **k: pytest.fail("started a program"))
+    (tmp_path / "a.png").write_bytes(EPS)
+    for source in (tmp_path / "a.png", EPS):
+        with refused("a place", "PNG", kind=DamagedFileError):
+            read_image(source, "a place")
+    write_image_folder(tmp_path / "folder" / "train", {"cat": 3, "dog": 3})
+    (tmp_path / "folder" / "train" / "cat" / "x.png").write_bytes(EPS)
+    refuses("x.png PNG", "image_folder", path=str(tmp_path / "folder"))
+    column = pyarrow.array([{"bytes": EPS, "path": None}] * 3)
+    table = pyarrow.table({"image": column, "label": [0, 1, 2]})
+    (tmp_path / "hub" / "mnist").mkdir(parents=True)
+    pyarrow.parquet.write_table(table, tmp_path / "hub" / "mnist" / "train.parquet")
+    refuses("train.parquet 0 PNG", "mnist", path=str(tmp_path / "hub"), test_split=None)
+    for name in ("images", "masks"):
+        write_image_folder(tmp_path / "both" / "train", {name: 1})
+    (tmp_path / "both" / "train" / "masks" / "000.png").write_bytes(EPS)
+    with refused("masks/000.png", "PNG"):
+        segmentation.load(path=str(tmp_path / "both"), test_fraction=0.0)[0][0]
+    set_ = datasets.Dataset.from_dict({"image": [{"bytes": EPS}] * 3, "label": [0, 1, 0]})
+    set_ = set_.cast_column("image", datasets.Image(decode=False))
+    set_.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "set")
+    with refused("input_column=image", "PNG"):
+        hugging_face.load(path=str(tmp_path / "set"), test_split=None)
+
+
+@pytest.mark.parametrize("target", ["..", "../dog", "../../train"])
+def test_a_link_makes_no_class_of_another(tmp_path, target):
+    """train/cat/link -> train would make every dog a cat."""
+    write_image_folder(tmp_path / "train", {"cat": 3, "dog": 3})
+    (tmp_path / "train" / "cat" / "link").symlink_to(target)
+    if target == "../dog":
+        refuses("cat dog links", "image_folder", path=str(tmp_path))
+        return
+    task = make_task("image_folder", path=str(tmp_path), image_size=12)
+    labels = [one.labels.tolist() for one in task._splits]
+    assert sorted(labels[0] + labels[1]) == [0] * 3 + [1] * 3
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    write_image_folder(tmp_path / "train", {"cat": 3, "dog": 3})
+    os.mkfifo(tmp_path / "train" / "cat" / "x.png")
+    refuses("x.png pipe", "image_folder", path=str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    os.mkfifo(tmp_path / "mnist" / "train-0-of-1.parquet")
+    refuses("train-0-of-1.parquet pipe", "mnist", path=str(tmp_path), test_split=None)
+    for name in ("images", "masks"):
+        write_image_folder(tmp_path / "both" / "train", {name: 1})
+    os.mkfifo(tmp_path / "both" / "train" / "images" / "y.png")
+    with refused("y.png", "pipe"):
+        segmentation.load(path=str(tmp_path / "both"))

@@ -156,7 +156,7 @@ def test_one_file_is_split_always_in_the_same_way(table):
 
 
 WRONG = [
-    ({"target": None}, "task.data_options.target=null"),
+    ({"target": None}, "task.target=null"),
     ({"target": "x"}, "rows.csv"),
     (
         {"numeric": ["town"]},
@@ -329,7 +329,7 @@ def test_sites_read_their_own_folders_and_the_server_needs_the_public_file_alone
 def test_sites_must_share_a_public_file(table, tmp_path):
     (tmp_path / "train.csv").write_text(ROWS)
     task = task_of("tabular", {"target": "income"}, SITE, classes=CLASSES)
-    with refused("public=100", "partition=site"):
+    with refused("fit=all", "data_options.public", "partition=site"):
         task.client_data(0, site_folder=tmp_path)
 
 
@@ -358,3 +358,117 @@ def test_the_mlp_answers_in_the_unit_of_the_targets():
         model[0].weight.copy_(torch.tensor([[1.0, -1.0]]))
         model[0].bias.fill_(2.0)
     assert model(torch.tensor([[3.0, 1.0]])).item() == 150 + 10 * (3 - 1 + 2)
+
+
+# ------------------------------------------------------------------------------------ one line
+def test_a_table_tells_its_columns_and_classes(table):
+    task = task_of("tabular", {"path": str(table), "target": "income", "test_fraction": 0.25})
+    assert task.class_names == ("high", "low")
+    assert task.config.data_options["numeric"] == ("age",)
+    assert task.config.data_options["categorical"] == ("town", "member")
+    numbers = [f"{n % 12}.0" for n in range(24)]
+    table.write_text("\n".join(["a,b", *(f"{n},{n}" for n in numbers)]))
+    task = task_of("tabular", {"path": str(table), "target": "b"})
+    assert task.class_names == tuple(map(str, range(12)))  # as numbers, not as text
+    table.write_text("\n".join(["a,b", *(f"{n},{n / 7}" for n in range(200))]))
+    with refused("200", "task.kind=regression"):
+        task_of("tabular", {"path": str(table), "target": "b"})
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
+def test_a_table_of_a_few_rows_is_read_and_hashed(table, rows):
+    table.write_text("a,b\n" + "".join(f"{row},{'yn'[row % 2]}\n" for row in range(rows)))
+    options = {"path": str(table), "target": "b"}
+    task = task_of("tabular", options, classes=["y", "n"], clients=1)
+    assert len(task.client_data(0)[0]) == rows - round(rows / 5)
+    assert task.data_used()["train"]["sha256"]
+
+
+HUGE = "1" + "0" * 400
+STRANGE = [("unknown", 57), (HUGE, 30), ("-", 1), ("1e999", 2)]
+
+
+@pytest.mark.parametrize(("value", "row"), STRANGE, ids=["word", "huge", "dash", "infinite"])
+def test_one_value_among_numbers_is_said_with_its_column_and_row(table, value, row):
+    rows = [f"{n},{'yn'[n % 2]}" for n in range(100)]
+    rows[row - 1] = f"{value},y"
+    table.write_text("\n".join(["age,b", *rows]))
+    options = {"path": str(table), "target": "b", "test_fraction": 0.0}
+    with refused("column age", f"row {row}", "task.data_options.categorical") as error:
+        tabular.load(**options, classes=["y", "n"])
+    assert value not in str(error.value).split(":", 1)[1]
+    for given in ({"numeric": ["age"]}, {"numeric": ["age"], "fit": "public", "public": 5}):
+        with refused("column age", f"row {row}"):
+            tabular.load(**options, classes=["y", "n"], **given)
+    inputs = tabular.load(**options, classes=["y", "n"], categorical=["age"])[0][0]
+    assert inputs.shape == (100, 100)
+
+
+def test_a_whole_number_of_any_size_in_parquet_is_said(tmp_path):
+    rows = {"age": [*range(29), 2**63], "b": ["y", "n"] * 15}
+    pandas.DataFrame(rows).astype({"age": "uint64"}).to_parquet(tmp_path / "a.parquet")
+    tabular.load(path=str(tmp_path / "a.parquet"), target="b", classes=["y", "n"])
+    rows["age"] = [str(n) for n in rows["age"][:-1]] + [HUGE]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
+    with refused("column age", "row 30"):
+        tabular.load(path=str(tmp_path / "a.parquet"), target="b", classes=["y", "n"])
+
+
+def test_a_column_of_names_is_left_out_and_said(table, caplog):
+    rows = [f"p{n},{n},{'yn'[n % 2]}" for n in range(40)]
+    table.write_text("\n".join(["name,age,b", *rows]))
+    options = {"path": str(table), "target": "b", "classes": ["y", "n"]}
+    assert tabular.load(**options)[0][0].shape[1] == 1
+    assert "left out" in caplog.text
+    assert "name" in caplog.text
+
+
+def test_columns_in_another_order_are_the_same(table, tmp_path):
+    whole = pandas.read_csv(table)
+    whole[whole.columns[::-1]].to_csv(tmp_path / "b.csv", index=False)
+    options = {"numeric": ["age"], "categorical": ["town", "member"]}
+    found = [all_rows(path, **options)[0] for path in (table, tmp_path / "b.csv")]
+    np.testing.assert_array_equal(*found)
+
+
+# ------------------------------------------------------------------------------ clients by column
+WARDS = [f"{n},{'cab'[n % 3]},{'yn'[n % 2]}" for n in range(60)]
+NATURAL = {"name": "natural"}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_clients_are_the_sorted_values_of_a_column_whatever_the_order_of_the_rows(table, order):
+    table.write_text("\n".join(["age,ward,y", *WARDS[::order]]))
+    options = {"path": str(table), "target": "y", "client_column": "ward"}
+    task = task_of("tabular", options, NATURAL, clients=3)
+    assert task.client_names == ("a", "b", "c")
+    assert task.input_shape == (1,)  # the column is no input
+    sizes = [[len(one) for one in task.client_data(client)] for client in range(3)]
+    assert sizes == [[16, 4]] * 3  # a fifth of each client's rows is for testing
+    assert len(task.test_data()) == 12
+    with refused("clients=4", "3"):
+        task_of("tabular", options, NATURAL, clients=4).client_data(0)
+
+
+def test_a_folder_with_a_file_for_each_site_has_their_names(tmp_path, caplog):
+    for ward in "cab":
+        rows = [row.replace(f",{ward},", ",") for row in WARDS if f",{ward}," in row]
+        (tmp_path / f"{ward}.csv").write_text("\n".join(["age,y", *rows]))
+    options = {"path": str(tmp_path), "target": "y"}
+    task = task_of("tabular", options, NATURAL, clients=3)
+    assert task.client_names == ("a", "b", "c")
+    assert [len(task.client_data(client)[0]) for client in range(3)] == [16, 16, 16]
+    assert task.input_shape == (1,)
+    (tmp_path / "d.csv").write_text("y\ny\nn\n")
+    task = task_of("tabular", options, NATURAL, clients=4)
+    assert task.client_names[3] == "d"
+    assert "d.csv has no column age" in caplog.text
+
+
+def test_a_row_of_nobody_is_refused(table):
+    table.write_text("\n".join(["age,ward,y", *WARDS, "1,,y"]))
+    options = {"target": "y", "client_column": "ward", "path": str(table), "test_fraction": 0.0}
+    with refused("row 61", "ward", "task.client_column"):
+        tabular.load(**options, classes=["y", "n"])
+    with refused("no column bed", "task.client_column"):
+        tabular.load(**{**options, "client_column": "bed"}, classes=["y", "n"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import selectors
 import signal
 import sys
@@ -65,7 +64,7 @@ class ForkedWorkers:
             self._records.append(WritableFile(f"{self._folder}/record-{self._placed}"))
         file = self._records[self._placed]
         self._placed += 1
-        return file.write(pickle.dumps(record, protocol=5))
+        return file.write(record)
 
     def forget(self) -> None:
         """Allow the next records to overwrite the present ones."""

@@ -53,6 +53,9 @@ _HEAVY = (
     "fedhet.runtimes.local.worker_grid",
     "fedhet.runtimes.local.forked_workers",
 )
+# Packages that a model may need and that take seconds to import; with the names of fedhet's models.
+_SLOW = ("torchvision", "timm", "transformers")
+_ON_TORCHVISION = ("resnet18_", "frozen_", "feddw_mobilenetv2")
 _GRACE_SECONDS, _END_SECONDS = 3.0, 5.0
 _ERROR = 1  # exit code of a server whose log ends with a traceback
 _CLEANUP_SECONDS = 10  # for a server that was told to stop
@@ -135,6 +138,21 @@ def import_apps() -> None:
     gc.freeze()  # so that the children write less to shared pages
 
 
+def libraries_of(recipe: DictConfig) -> list[str]:
+    """Return the modules that take long and that the server and every worker of a run need.
+
+    They are imported once, before the workers are forked, and not in each process.
+    """
+    model = str(recipe.task.get("model") or "")
+    package = model.partition(":")[0]
+    found = ["torchvision.models"] if model.startswith(_ON_TORCHVISION) else []
+    if package.partition(".")[0] in _SLOW:
+        found.append(package)
+    if recipe.evaluation.metrics:
+        found.append("torchmetrics.classification")
+    return found
+
+
 def serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
     """Run the ServerApp with its own workers, as the server's process."""
     if os.getsid(0) != os.getpid():
@@ -164,6 +182,10 @@ def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
     recipe = compose_overrides(tuple(overrides))  # before the fork: the workers inherit it
     fingerprint(recipe)  # also before: if files are edited now, all processes have one hash
     versions()
+    with quick_imports():
+        for library in libraries_of(recipe):
+            with contextlib.suppress(ImportError):  # who needs it says so
+                importlib.import_module(library)
     run_config: dict[str, bool | float | int | str] = {"overrides": json.dumps(list(overrides))}
     federation = Federation(CLIENT_APP, run_config, int(recipe.clients))
     context = Context(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,7 +53,11 @@ class WritableFile:
         self._map: mmap.mmap | None = None
         self._number = 0
 
-    def write(self, data: bytes, buffers: Sequence[memoryview | Lies] = ()) -> Written:
+    def write(self, content: object) -> Written:
+        """Overwrite the file with an object."""
+        return self.write_pickled(*pickled(content))
+
+    def write_pickled(self, data: bytes, buffers: Sequence[memoryview | Lies]) -> Written:
         """Overwrite the file with a pickled object and its buffers that have no address yet."""
         where = tuple(one if isinstance(one, Lies) else len(one) for one in buffers)
         parts: list[bytes | memoryview] = [data]
@@ -92,6 +96,24 @@ def _allocate(file: int, size: int, path: str) -> None:
             f"{path} cannot get {size / 1e6:.1f} MB ({error.strerror}) for the models that a run's "
             f"processes share: {room}, or run fewer clients at a time (runtime.num_cpus)"
         ) from None
+
+
+def pickled(
+    content: object, find: Callable[[memoryview], Lies | None] | None = None
+) -> tuple[bytes, list[memoryview | Lies]]:
+    """Return an object's pickle, and its large arrays beside it: they are copied once, or not.
+
+    ``find`` returns the address of an array that other processes can read where it is.
+    """
+    large: list[memoryview | Lies] = []
+
+    def inline(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if len(raw) > _INLINE_BYTES:
+            large.append((find and find(raw)) or raw)
+        return len(raw) <= _INLINE_BYTES
+
+    return pickle.dumps(content, protocol=5, buffer_callback=inline), large
 
 
 class SharedSums:
@@ -167,19 +189,10 @@ class Channel:
 
     def send(self, content: object) -> None:
         """Send an object; OSError if the other end is closed."""
-        large: list[memoryview | Lies] = []
-
-        def inline(buffer: pickle.PickleBuffer) -> bool:
-            """Keep a large array out of the pickle: it is copied only once, into the file."""
-            raw = buffer.raw()
-            if len(raw) > _INLINE_BYTES:
-                large.append((self._sums and self._sums.find(raw)) or raw)
-            return len(raw) <= _INLINE_BYTES
-
-        data = pickle.dumps(content, protocol=5, buffer_callback=inline)
+        data, large = pickled(content, None if self._sums is None else self._sums.find)
         if large or len(data) > _INLINE_BYTES:
             self._files.reverse()
-            data = pickle.dumps(self._files[0].write(data, large))
+            data = pickle.dumps(self._files[0].write_pickled(data, large))
         self._pipe.send_bytes(data)
 
     def receive(self) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -17,6 +18,7 @@ from fedhet.common.flower.messages import ErrorCode, make_message
 from fedhet.common.flower.task_identity import Run, empty_run, set_identity, set_message_id
 from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Task, Workers
 from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
+from fedhet.strategies.wire.array_codec import bytes_of
 from fedhet.strategies.wire.records import array_records
 
 _INLINE_BYTES = 1 << 14  # a larger record is placed even if only one client gets it
@@ -71,6 +73,8 @@ class WorkerGrid(Grid):
         self._folded: dict[int, list[tuple[_Waiting, RecordDict]]] = {}
         self._examples: dict[int, float] = {}
         self._states: dict[int, RecordDict] = {}
+        # the last round's sum: it lies where the workers will add up the next one
+        self._lent: Callable[[], ReplyFold | None] = lambda: None
 
     # ---- Flower's interface ----------------------------------------------------------------------
 
@@ -126,7 +130,10 @@ class WorkerGrid(Grid):
 
         After ``timeout`` seconds the grid gives up a client as in :meth:`send_and_receive`.
         """
+        if (before := self._lent()) is not None and before.sum is not None:
+            before.sum.keep()  # somebody may still read it
         total = ReplyFold(settings)
+        self._lent = weakref.ref(total)
         waiting = set(self._push(messages.values(), settings))
         while waiting:
             deadline = None if timeout is None else time.monotonic() + timeout
@@ -162,8 +169,8 @@ class WorkerGrid(Grid):
     def _gather(self, total: ReplyFold) -> set[str]:
         """Take the idle workers' parts; return the messages whose replies were lost with one."""
         parts, lost = self._workers.collect(list(self._folded))
-        for part in parts:
-            total.merge(part)
+        for part in parts:  # a worker that folds once more writes where its part is
+            total.merge(part, borrow=not lost)
         for worker, outcome in lost.items():
             self._take_back(worker, replaced=outcome.replaced)
         for folded in self._folded.values():
@@ -191,7 +198,7 @@ class WorkerGrid(Grid):
         return {
             key: self._workers.place(record)
             for key, record in records.items()
-            if uses[key] > 1 or sum(len(a.data) for a in record.values()) >= _INLINE_BYTES
+            if uses[key] > 1 or sum(map(bytes_of, record.values())) >= _INLINE_BYTES
         }
 
     def _waiting(

@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedhet.commands import (
+    add_trust,
     at_least,
     number_between,
     parser_of,
@@ -27,6 +28,7 @@ from fedhet.commands import (
 )
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_folder
+from fedhet.conf.trust import trust
 from fedhet.report.blocks import Table
 from fedhet.report.command import rich_table
 from fedhet.report.layout import automatic_layout
@@ -61,6 +63,8 @@ def _measure_all(options: argparse.Namespace) -> None:
         if run.settings.get("evaluation.model") == "clients":
             text = "the sets are of the shared model; this run scores the clients' own models"
             errors.print(f"{text} (evaluation.model=clients)", markup=False, highlight=False)
+        if options.trust:
+            trust(folder)
         try:
             found[id(run)] = measure(folder, chosen)
         except ConfigError as error:
@@ -101,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--federated", action="store_true", help=_FEDERATED)
     add("--bins", type=at_least(1), default=1000, help="of the clients' histograms (1000)")
     add("--out", type=Path, metavar="DIR", help="where to write")
+    add_trust(parser)
     return parser
 
 

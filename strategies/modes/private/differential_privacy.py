@@ -104,7 +104,7 @@ def with_norm_bit(reply: Reply, was_longer: bool) -> Reply:
 
 
 class CentralSettings(Protocol):
-    """The settings of central differential privacy (strategies/mechanisms.py)."""
+    """The settings of central differential privacy (strategies/differential_privacy.py)."""
 
     clients: int
     participation: float

@@ -18,7 +18,8 @@ and is rejected. Replies travel as numbers of 32 bits instead of 64, and without
 that Flower's mod sends unmasked.
 
 A client refuses to send NaN or Inf, because nobody can see them behind masks. It cuts off numbers
-beyond ``clipping_range``; ``clipped_share`` in metrics.jsonl is their share. It rounds numbers at
+beyond ``clipping_range``; ``clipped_share`` in metrics.jsonl is their share, and the server warns
+of more than 1 %. It leaves out metrics that a client has cut off. It rounds numbers at
 random, without bias, to multiples of 2 clipping_range / quantization_range.
 
 docs/privacy.md describes the security: it holds against a server that follows the protocol and
@@ -30,7 +31,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Annotated, cast
 
 import numpy as np
@@ -68,7 +69,12 @@ from fedhet.strategies.modes.secure.shares import (
     reveal_seeds,
     take_ciphertexts,
 )
-from fedhet.strategies.modes.secure.workflow import LEAST, NoSumError, SecureSum
+from fedhet.strategies.modes.secure.workflow import (
+    LEAST,
+    NoSumError,
+    SecureSum,
+    SpoiltSumError,
+)
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound
 from fedhet.strategies.wire.records import METRICS, PARAMS, UPDATE, to_metrics, to_record
@@ -77,6 +83,7 @@ from fedhet.strategies.wire.tensor_decoder import check_finite
 KEY = "strategy/secure_aggregation"
 _MODULUS = 1 << 32  # of Flower's masks
 _FINEST = 30  # bits: Flower rounds to 32-bit integers
+_MUCH = 0.01  # of the numbers that are cut off, of which the server warns
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ class SecureReplies(RoundReplies):
 
     Attributes:
         failures: why a client failed whose vector was in the sum already.
+        spoilt: the clients whose vectors add up to something else than a sum of replies.
         bytes_down: of arrays and of the protocol, sent.
         bytes_up: the same, received.
     """
@@ -92,6 +100,7 @@ class SecureReplies(RoundReplies):
     failures: Sequence[str]
     bytes_down: int
     bytes_up: int
+    spoilt: Sequence[int] = ()
 
     def complete(self, report: RoundReport) -> None:
         """Add the bytes of all exchanges, and the failures."""
@@ -129,6 +138,9 @@ class SecAggPlus(Option):
     """steps between -R and R; null: as many as 32 bits allow for a round's sum"""
     max_examples: Count = 10_000
     """the most examples that a client may have"""
+    find_spoilers: bool = True
+    """where a client's masked vector is noise, so that there is no sum, the next rounds leave half
+    of the suspects out, until it is found, and go on without it; false: such rounds fail"""
 
     def steps(self, size: int) -> int:
         """Return the number of steps in [-R, R] for a sum of ``size`` clients.
@@ -161,6 +173,23 @@ class SecAggPlus(Option):
                 f"clients={num_clients} is not enough: a secure sum needs at least {LEAST}; set "
                 f"clients higher, or {KEY}=none"
             )
+        log(INFO, "%s", self._limits())
+
+    def _limits(self) -> str:
+        """Return what a run does not survive, or does not notice."""
+        searched = (
+            "the next rounds leave suspects out until they have found it, and the run goes on "
+            "without it"
+            if self.find_spoilers
+            else "all rounds with it fail (strategy.secure_aggregation.find_spoilers=true finds it)"
+        )
+        return (
+            "The server sees sums alone (strategy/secure_aggregation). It does not notice a client "
+            f"that sends wrong numbers within +-{self.clipping_range:g}. If one sends noise, the "
+            f"round fails, and nobody can tell which client it was; {searched}. A round also fails "
+            f"if fewer than {self.reconstruction_threshold:.0%} of its clients stay to its end, or "
+            f"fewer than {LEAST}"
+        )
 
     def check_client(self, num_examples: int) -> None:
         """Reject, at the client, more examples than ``max_examples``."""
@@ -180,15 +209,23 @@ class SecAggPlus(Option):
         """
         wire = SecAggWire(grid, training.timeout, training.number)
         messages = training.messages
+        for client, message in messages.items():  # never sent as they are, so no grid gives ids
+            message.metadata.__dict__["_message_id"] = f"train client {client}"
         nodes = {message.metadata.dst_node_id: message for message in messages.values()}
         try:
             secure = SecureSum(wire, self._setup(len(nodes)), len(layout))
             mean, summed = secure.run({node: message.content for node, message in nodes.items()})
-            found = layout.unpack(mean, len(summed), self.step(len(nodes)))
-        except (NoSumError, ValueError) as error:  # ValueError: a spoilt vector
-            why = f"no secure sum: {error}"
+            try:
+                found = layout.unpack(mean, len(summed), self.step(len(nodes)))
+            except ValueError as error:
+                raise SpoiltSumError(str(error), summed) from None
+        except NoSumError as error:
+            why, wire_bytes = f"no secure sum: {error}", (wire.bytes_down, wire.bytes_up)
             failed = [error_reply(m, wire.lost.get(n, why)) for n, m in nodes.items()]
-            return SecureReplies(training, failed, [], wire.bytes_down, wire.bytes_up)
+            inside = error.summed if isinstance(error, SpoiltSumError) else ()
+            spoilt = [c for c, m in messages.items() if m.metadata.dst_node_id in inside]
+            return SecureReplies(training, failed, [], *wire_bytes, spoilt)
+        self._warn_of_cuts(training.number, found, layout.cut_metrics(mean, len(summed)))
         sent = {UPDATE: {**found.update, **found.buffers}, **found.payloads}
         records = {name: to_record(tensors) for name, tensors in sent.items()}  # serialised once
         replies, failures = [], []
@@ -203,6 +240,16 @@ class SecAggPlus(Option):
                 failures.append(f"client {client}, after its update was summed: {wire.lost[node]}")
                 log(WARNING, "round %s: %s", training.number, failures[-1])
         return SecureReplies(training, replies, failures, wire.bytes_down, wire.bytes_up)
+
+    def _warn_of_cuts(self, round: int, mean: Reply, metrics: Sequence[str]) -> None:
+        share = mean.metrics.get(CLIPPED, 0.0)
+        if share <= _MUCH and not metrics:
+            return
+        text = "round %s: %.2g %% of the numbers that the clients sent were cut off at %s%s"
+        without = f"; {', '.join(metrics)} is left out of the row" if metrics else ""
+        key = f"strategy.secure_aggregation.clipping_range={self.clipping_range:g}"
+        more = f"{without}: set it higher, or the step size or the inputs lower"
+        log(WARNING, text, round, 100 * share, key, more)
 
     def _setup(self, size: int) -> ConfigRecord:
         """Return Flower's settings for a round of ``size`` clients."""
@@ -286,8 +333,15 @@ class SecAggPlus(Option):
         self.check_client(reply.num_examples)
         for name, tensors in [(UPDATE, {**reply.update, **reply.buffers}), *reply.payloads.items()]:
             check_finite(name, tensors)
-        share = float(np.mean(np.abs(layout.pack(reply)) > self.clipping_range))
-        vector = layout.pack(replace(reply, metrics={**reply.metrics, CLIPPED: share}))
+        limit = self.clipping_range
+        if (lr := reply.lr_sum / max(reply.num_steps, 1)) > limit:
+            raise RefusedReplyError(
+                f"its step size is {lr:g}: strategy.secure_aggregation.clipping_range={limit:g} "
+                "cuts it off; set that higher"
+            )
+        share = float(np.mean(np.abs(layout.pack(reply)) > limit))
+        cut = layout.too_large(reply, limit)
+        vector = layout.pack(replace(reply, metrics={**reply.metrics, CLIPPED: share}), cut)
         if not np.isfinite(vector).all():
             raise RefusedReplyError("its metrics are NaN or Inf")
         return vector

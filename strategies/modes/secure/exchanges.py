@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from fedhet.common.flower.secagg import RECORD_KEY_CONFIGS, Key
 from fedhet.strategies.wire.messages import TIMEOUT
-from fedhet.strategies.wire.records import CONFIG, count_bytes, no_reply, with_senders
+from fedhet.strategies.wire.records import CONFIG, count_bytes, matched, no_reply
 from fedhet.strategies.wire.tensor_decoder import printable
 
 _REFUSED = 2  # Flower's code for a ClientApp that raised
@@ -40,17 +40,17 @@ class SecAggWire:
             read: checks and reads a node's answer; any error costs that node the round.
             contents: further content of the nodes' messages.
         """
-        messages = [
-            self._message(node, stage, asked[node], (contents or {}).get(node))
+        messages = {
+            node: self._message(node, stage, asked[node], (contents or {}).get(node))
             for node in sorted(asked)
-        ]
-        self.bytes_down += sum(_bytes_of(message.content) for message in messages)
+        }
+        self.bytes_down += sum(_bytes_of(message.content) for message in messages.values())
         found: dict[int, T] = {}
-        answers = self.grid.send_and_receive(messages, timeout=self.timeout)
-        for node, answer in with_senders(answers, messages):
+        answers = self.grid.send_and_receive(list(messages.values()), timeout=self.timeout)
+        for node, answer in matched(answers, messages):
             if answer.has_content():
                 self.bytes_up += _bytes_of(answer.content)
-            if node not in asked or node in found or node in self.lost:
+            if node is None or node in self.lost:
                 continue
             if answer.has_error():
                 self.lost[node] = printable(answer.error.reason)

@@ -15,7 +15,7 @@ Which methods need only sums follows from what their parts read (modes/compatibi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,7 +40,8 @@ from fedhet.strategies.wire.records import known_shapes, shapes_of
 
 CLIPPED = "clipped-share"
 # The metrics of a client that are summed, too; a client sends no others. The scores of a client's
-# own model have plain means over clients; the others are weighted by n_i.
+# own model have plain means over clients; the others are weighted by n_i. Each has three numbers:
+# its value and 1 if it is known, both times the weight, and 1 if the value is cut off.
 METRICS = (
     CLIPPED,
     STATE_LOST,
@@ -51,6 +52,7 @@ METRICS = (
     "personal-test-accuracy",
     "personal-test-loss",
 )
+_NUMBERS = 3  # of each metric
 _OWN = "personal-"
 _PAYLOAD = "payloads/"
 _COUNTS = 4  # numbers at the vector's start: 1, and the means of n, K and the step size
@@ -116,17 +118,23 @@ class Layout:
         """Return the length of a vector."""
         return _COUNTS + sum(math.prod(shape) for _, _, shape in self._blocks)
 
-    def pack(self, reply: Reply) -> Vector:
-        """Return the vector of a reply."""
+    def too_large(self, reply: Reply, limit: float) -> list[str]:
+        """Return the metrics whose value does not fit into a vector of numbers up to ``limit``."""
+        share = reply.num_examples / self.max_examples
+        known = {name: reply.metrics[name] for name in METRICS if name in reply.metrics}
+        return [name for name, value in known.items() if abs(_weight(name, share) * value) > limit]
+
+    def pack(self, reply: Reply, cut: Collection[str] = ()) -> Vector:
+        """Return the vector of a reply; ``cut`` are the metrics whose value is cut off."""
         share = reply.num_examples / self.max_examples
         step_size = reply.lr_sum / max(reply.num_steps, 1)  # small and alike: large sums are cut
         counts = [1.0, share, reply.num_steps / self.max_examples, step_size]
         values: list[Vector] = [np.array(counts)]
         for group, name, _ in self._blocks:
             if group == "metrics":
-                weight = 1.0 if name.startswith(_OWN) else share
-                known = name in reply.metrics
-                values.append(np.array([weight * reply.metrics.get(name, 0.0), weight * known]))
+                weight, known = _weight(name, share), name in reply.metrics
+                value = weight * reply.metrics.get(name, 0.0)
+                values.append(np.array([value, weight * known, float(name in cut)]))
             else:
                 own: Payloads = {"update": reply.update, "buffers": reply.buffers}
                 tensors = own[group] if group in own else reply.payloads[_payload(group)]
@@ -134,8 +142,15 @@ class Layout:
                 values.append(self._factor(group, share) * array)
         return np.concatenate(values)
 
+    def cut_metrics(self, mean: Vector, size: int) -> list[str]:
+        """Return the metrics that some of ``size`` clients have cut off."""
+        flags = mean[-_NUMBERS * len(METRICS) :].reshape(-1, _NUMBERS)[:, -1]
+        return [name for name, flag in zip(METRICS, flags, strict=True) if flag * size > 0.5]
+
     def unpack(self, mean: Vector, size: int, tolerance: float) -> Reply:
         """Return the reply of the mean of ``size`` clients' vectors, with id -1.
+
+        A metric that some client has cut off is left out: its mean would be that of other numbers.
 
         Args:
             mean: of the vectors.
@@ -154,14 +169,14 @@ class Layout:
             )
         tensors: dict[str, dict[str, Tensor]] = {group: {} for group in self._groups}
         metrics: dict[str, float] = {}
-        at = _COUNTS
+        at, cut = _COUNTS, self.cut_metrics(mean, size)
         for group, name, shape in self._blocks:
             length = math.prod(shape)
             values, at = mean[at : at + length], at + length
             if group != "metrics":
                 scaled = values / self._factor(group, share)
                 tensors[group][name] = torch.from_numpy(scaled.astype(np.float32)).reshape(shape)
-            elif values[1] > 1e-4 * (1.0 if name.startswith(_OWN) else share):
+            elif name not in cut and values[1] > 1e-4 * _weight(name, share):
                 metrics[name] = float(values[0] / values[1])
         update, buffers = tensors.pop("update"), tensors.pop("buffers")
         payloads = {_payload(group): of_payload for group, of_payload in tensors.items()}
@@ -186,7 +201,7 @@ class Layout:
             for group in sorted(self._groups)
             for name, shape in sorted(self._groups[group].items())
         ]
-        return [*tensors, *(("metrics", name, (2,)) for name in METRICS)]
+        return [*tensors, *(("metrics", name, (_NUMBERS,)) for name in METRICS)]
 
     def _factor(self, group: str, share: float) -> float:
         if group == "update":
@@ -194,6 +209,10 @@ class Layout:
         if group == "buffers":
             return share
         return 1 / self.max_examples if _payload(group) in self.per_example else 1.0
+
+
+def _weight(metric: str, share: float) -> float:
+    return 1.0 if metric.startswith(_OWN) else share
 
 
 def _payload(group: str) -> str:

@@ -15,13 +15,13 @@ sent it, and only that client:
                     that they share with it, and its vector is left out
 
 Nobody can check a masked vector itself: noise spoils the sum, and shows only when the sum turns out
-not to be a sum of vectors.
+not to be a sum of vectors. spoilers.py then finds the client over the next rounds.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -51,6 +51,14 @@ Masked = NDArray[np.uint32]
 
 class NoSumError(Exception):
     """A round without a sum; the message says why."""
+
+
+class SpoiltSumError(NoSumError):
+    """What ``summed`` nodes have sent adds up to something else than a sum of vectors."""
+
+    def __init__(self, why: str, summed: Collection[int]) -> None:
+        super().__init__(why)
+        self.summed = summed
 
 
 @dataclass
@@ -275,18 +283,20 @@ class SecureSum:
                     )
                 mask = self._mask(seed)
                 total += mask if gone > node else -mask
-        return self._mean(total, len(summed))
+        return self._mean(total, summed)
 
     def _mask(self, seed: bytes) -> Masked:
         """Return the mask of a seed, as the clients draw it."""
         drawn = pseudo_rand_gen(seed, int(str(self.setup[Key.MOD_RANGE])), [(1,), (self.length,)])
         return np.concatenate(drawn).astype(np.uint32)
 
-    def _mean(self, total: Masked, count: int) -> Vector:
+    def _mean(self, total: Masked, summed: Sequence[int]) -> Vector:
+        count = len(summed)
         steps = int(str(self.setup[Key.TARGET_RANGE]))
         clip = float(str(self.setup[Key.CLIPPING_RANGE]))
         if int(total[0]) != count * steps:
-            raise NoSumError("this is no sum of clients' vectors; one of them sent something else")
+            why = "this is no sum of clients' vectors; one of them sent something else"
+            raise SpoiltSumError(why, summed)
         (mean,) = dequantize([total[1:].astype(np.int64)], clip, steps)
         mean -= (count - 1) * clip
         mean *= steps / int(total[0])

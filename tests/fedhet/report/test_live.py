@@ -3,6 +3,7 @@
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -61,6 +62,15 @@ def test_only_the_page_is_served_to_a_browser_of_this_machine(write_run, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_connection_without_a_request_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedhet.report.live._Handler.timeout", 0.1)
+    with server_of(LivePage([tmp_path]), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with socket.create_connection((ADDRESS, server.server_port), timeout=SECONDS) as idle:
+            assert idle.recv(1) == b""  # closed, by the server
+        server.shutdown()
+
+
 def test_a_run_is_running_while_it_writes_if_half_a_line_and_if_it_was_resumed(
     write_run, tmp_path, serve, monkeypatch
 ):

@@ -9,6 +9,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.results import read_rows, write_rows
 from fedhet.report import data_file
 from fedhet.report.data_file import Origin, Partition, ReportData, merged, parse, thinned, to_text
+from fedhet.report.live import _watched
 from fedhet.report.run_data import Run, columns_of, find_runs, read_run
 from fedhet.report.statistics import Figure
 
@@ -165,3 +166,17 @@ def test_a_round_without_an_alarm_has_none_where_another_has_some():
     rows = [{"round": 0}, {"round": 1}, {"round": 2, "alarms": 2}, {"round": 3}]
     assert columns_of(rows)["alarms"] == [None, 0, 2, 0]
     assert "alarms" not in columns_of(rows[:2])
+
+
+def test_folders_that_link_to_each_other_are_searched_once(tmp_path, write_run):
+    run = write_run(name="run")
+    top = run.parent
+    (top / "a").mkdir()
+    (top / "b").mkdir()
+    for one, other in ("ab", "ba"):
+        for number in range(8):  # with a path for each way through them, a search would not end
+            (top / one / f"link-{number}").symlink_to(top / other)
+    (top / "a" / "up").symlink_to(top)
+    (top / "self").symlink_to(top / "self")
+    assert list(find_runs(top)) == [run]
+    assert {path.parent for path in _watched(top)} == {run}

@@ -55,9 +55,9 @@ def test_the_apps_compose_the_users_recipe_with_absolute_paths(tmp_path, monkeyp
     assert f"local.reuse_training='{tmp_path}/a run'" in words
     (tmp_path / "rows.csv").touch()
     for path, expected in (("rows.csv", f"{tmp_path}/rows.csv"), ("me/a-hub-set", None)):
-        own = recipe(task={"data_options": {"path": path, "public": 100}})
-        found = [word for word in app_overrides([], own, folder) if "data_options" in word]
-        assert found == ([f"task.data_options.path='{expected}'"] if expected else [])
+        own = recipe(task={"inputs": "own", "path": path, "data_options": {"public": 100}})
+        found = [word for word in app_overrides([], own, folder) if "task." in word]
+        assert found == ([f"task.path='{expected}'"] if expected else [])
 
 
 @pytest.mark.parametrize(

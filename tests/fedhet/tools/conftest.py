@@ -79,8 +79,9 @@ def table_run(tmp_path_factory):
     (folder / "rows.csv").write_text("\n".join(["age,constant,town,y", *rows]) + "\n")
     run_recipe(
         folder / "run",
-        *("task=tabular", f"task.data_options.path={folder / 'rows.csv'}", "clients=2", "rounds=1"),
-        *("task.data_options.target=y", "task.classes=[no,yes]", "partition=iid"),
+        *("task=tabular", f"task.path={folder / 'rows.csv'}", "clients=2", "rounds=1"),
+        *("task.target=y", "task.classes=[no,yes]", "partition=iid"),
+        "task.data_options.public=100",
         clients=2,
     )
     return folder / "run", folder / "rows.csv"
@@ -94,8 +95,9 @@ def regression_run(tmp_path_factory):
     (folder / "rows.csv").write_text(f"x,y\n{rows}")
     run_recipe(
         folder / "run",
-        *("task=tabular", f"task.data_options.path={folder / 'rows.csv'}", "task.kind=regression"),
-        *("task.data_options.target=y", "task.model_options={mean:360,std:35}", "partition=iid"),
+        *("task=tabular", f"task.path={folder / 'rows.csv'}", "task.kind=regression"),
+        *("task.target=y", "task.model_options={mean:360,std:35}", "partition=iid"),
+        "task.data_options.public=100",
         *("clients=2", "rounds=1", "local.optimizer=adam", "evaluation.metrics=[mae,r2]"),
         clients=2,
     )

@@ -80,7 +80,9 @@ def test_what_cannot_be_evaluated_by_site_is_refused(fedavg_run, tmp_path, refus
 @pytest.mark.slow
 def test_a_binary_task_has_a_threshold_of_the_other_sites(tmp_path):
     random = np.random.default_rng(0)
-    rows = [f"{x:.4f},{'ill' if x + random.normal() > 1 else 'well'}" for x in random.normal(size=90)]
+    rows = [
+        f"{x:.4f},{'ill' if x + random.normal() > 1 else 'well'}" for x in random.normal(size=90)
+    ]
     (tmp_path / "rows.csv").write_text("\n".join(["x,y", *rows]) + "\n")
     table = [f"task.data_options.path={tmp_path / 'rows.csv'}", "task.data_options.target=y"]
     run_recipe(
@@ -99,9 +101,7 @@ def test_a_binary_task_has_a_threshold_of_the_other_sites(tmp_path):
     scores, labels = (np.concatenate(part[1:]) for part in zip(*parts[::-1], strict=True))
     others = [parts[1], parts[2]]
     scores, labels = (np.concatenate(part) for part in zip(*others, strict=True))
-    sums = {
-        t: (scores[labels == 1] >= t).mean() + (scores[labels == 0] < t).mean() for t in scores
-    }
+    sums = {t: (scores[labels == 1] >= t).mean() + (scores[labels == 0] < t).mean() for t in scores}
     chosen = max(sums, key=lambda t: (round(sums[t], 9), t))
     assert found.thresholds[0] == pytest.approx(chosen)
     own_scores, own_labels = parts[0]

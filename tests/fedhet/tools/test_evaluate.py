@@ -210,10 +210,10 @@ def test_another_table_is_read_by_the_columns_of_the_runs_own(tmp_path, refused,
     for path, towns, shift in ((old, "ABC", 0), (new, "CAB", 1000)):
         lines = [f"{n + shift},{towns['ABC'.index(town)]},{y}" for n, town, y in rows]
         path.write_text("\n".join(["age,town,y", *lines]) + "\n")
-    table = ["task=tabular", f"task.data_options.path={old}", "task.data_options.target=y"]
+    table = ["task=tabular", f"task.path={old}", "task.target=y"]
     words = [*table, "task.classes=[no,yes]", "partition=iid", "clients=2", "rounds=1"]
     run_recipe(tmp_path / "run", *words, "task.data_options.public=50", clients=2)
-    other = f"data_options.path={new}"
+    other = f"path={new}"
     by_hand = evaluate(tmp_path / "run", [other, f"data_options.public={head(old, 50)}"])
     found = evaluate(tmp_path / "run", [other])
     assert found.examples == by_hand.examples == 12  # a fifth of its rows
@@ -225,7 +225,7 @@ def test_another_table_is_read_by_the_columns_of_the_runs_own(tmp_path, refused,
     assert whole.examples == 60
     no_columns = lambda folder, best: {"classes": '["no", "yes"]'}  # noqa: E731  # an older run
     monkeypatch.setattr("fedhet.changed_task.label_metadata_of", no_columns)
-    assert f"the first 50 rows of {old}" in refused(main, tmp_path / "run", "--task", other)
+    assert f"rows of {old}" in refused(main, tmp_path / "run", "--task", other)
 
 
 def head(path: Path, rows: int) -> Path:

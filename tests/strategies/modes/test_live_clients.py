@@ -18,7 +18,7 @@ from fedhet.strategies.modes import live_clients
 from fedhet.strategies.modes.asynchronous import Asynchronous
 from fedhet.strategies.modes.systems import LogNormal
 from fedhet.strategies.scaffold import CONTROL_VARIATE, SCAFFOLD
-from fedhet.strategies.wire.records import to_tensors
+from fedhet.strategies.wire.records import UNASKED, to_tensors
 from tests.federation import InProcessGrid, lost
 from tests.strategies.round.test_round import folders
 from tests.strategies.sides import built
@@ -156,7 +156,7 @@ def test_sites_that_fail_vanish_or_stay_silent_do_not_end_the_run():
 
 @pytest.mark.slow
 def test_late_and_foreign_replies_are_refused_and_named():
-    """A reply to no message that is waited for, one of another node, and one that is too stale."""
+    """A reply to no message that is waited for, two of another node, and one that is too stale."""
     made = []
 
     def inject(report, arrays):
@@ -171,6 +171,10 @@ def test_late_and_foreign_replies_are_refused_and_named():
         if report.round == 2:
             reply.metadata.__dict__["_src_node_id"] = FIRST
             grid.extra.append(reply)
+        if report.round == 3:
+            forged = lost(reply, Error(code=2, reason="no memory"))
+            forged.metadata.__dict__["_src_node_id"] = FIRST
+            grid.extra.append(forged)
         return False
 
     def seconds(client: int) -> float:
@@ -184,8 +188,8 @@ def test_late_and_foreign_replies_are_refused_and_named():
     found, reports = run(method(), 10, grid=arriving(seconds, made), on_round=inject)
     assert torch.equal(found, expected)
     refused = [text for report in reports for text in report.failures]
-    assert len(refused) == 2
-    assert all("answers no message that is waited for" in text for text in refused)
+    assert len(refused) == 3
+    assert all(UNASKED in text for text in refused)
     assert [report.late for report in reports if report.late] == [[5]]
     assert max(max(report.staleness) for report in reports[1:]) <= 1
 

@@ -1,12 +1,13 @@
 """Which nodes register, join late, leave or are refused, and who takes part in a round."""
 
+import copy
 import logging
 import re
 import time
 from collections.abc import Callable
 
 import pytest
-from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.round.availability import ClientAvailability
@@ -17,7 +18,7 @@ from fedhet.strategies.round.registration import (
     FederationConfig,
     register_clients,
 )
-from fedhet.strategies.wire.records import METRICS, config_of, to_metrics
+from fedhet.strategies.wire.records import METRICS, UNASKED, config_of, to_metrics
 from tests.federation import InProcessGrid, lost, node_info
 from tests.strategies.round.test_round import run
 from tests.strategies.sides import built
@@ -276,6 +277,51 @@ def test_a_missing_client_joins_and_is_asked_once_and_a_new_node_replaces_one_th
     assert admit(grid).nodes == {0: 100, 1: 201}
 
 
+def twice(grid: InProcessGrid, change: Callable[[Message], Message] = copy.deepcopy) -> None:
+    """Let a grid hand on every pulled or sent reply twice, the second one changed, and first."""
+    pull = grid.pull_messages
+
+    def pull_messages(ids):
+        return [one for reply in pull(ids) for one in (change(copy.deepcopy(reply)), reply)]
+
+    grid.pull_messages = pull_messages
+    grid.send_and_receive = lambda messages, *, timeout=None: pull_messages(
+        grid.push_messages(list(messages))
+    )
+
+
+def of_node(node: int) -> Callable[[Message], Message]:
+    """Return what lets a node answer the messages of others with an error."""
+
+    def forge(reply: Message) -> Message:
+        if reply.metadata.src_node_id == node:
+            return reply
+        forged = lost(reply, Error(code=2, reason="I am not it"))
+        forged.metadata.__dict__["_src_node_id"] = node
+        return forged
+
+    return forge
+
+
+@pytest.mark.parametrize("change", [copy.deepcopy, of_node(100), of_node(109)])
+def test_a_second_answer_and_one_for_another_node_do_not_register_or_refuse_anybody(change, caplog):
+    start, late = grid_of(0, 1, 2), grid_of(0, 1, 2)
+    twice(start, change)
+    twice(late, change)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        assert register(start).nodes == {0: 100, 1: 101, 2: 102}
+        assert admit(late).nodes == {0: 100, 1: 101, 2: 102}
+    assert "refused a node" not in caplog.text
+    assert UNASKED in caplog.text
+
+
+def test_questions_that_the_superlink_did_not_take_are_asked_again():
+    grid = grid_of(0, 1, 2)
+    push, taken = grid.push_messages, iter([False, True])
+    grid.push_messages = lambda messages: push(messages) if next(taken) else []
+    assert admit(grid, times=2).nodes == {0: 100, 1: 101, 2: 102}
+
+
 ALL, WITHOUT_1 = [1000, 1001, 1002], [1000, 1002]
 WAIT = range(1, 5)  # the looks after round 1 at which one node alone is connected
 
@@ -315,28 +361,32 @@ def test_a_round_waits_for_min_replies_clients_until_the_timeout(monkeypatch):
 
 
 def test_bad_answers_to_an_evaluation_do_not_count():
-    """Node 101 names another client, or more examples than it has; nobody answers twice."""
+    """Client 1 names another one, or examples that it cannot have; nobody answers twice."""
     registry = ClientRegistry(2, {0: 100, 1: 101}, {0: 5, 1: 5}, {0: 5, 1: 3})
+    waits = RecordDict({"config": ConfigRecord({"timeout-seconds": 9.0})})
+    asked = {client: Message(waits, 100 + client, "evaluate") for client in (0, 1, 2)}
+    for client, message in asked.items():
+        message.metadata.__dict__["_message_id"] = f"to {client}"
+    to_another = asked.pop(2)
 
-    def answer(node: int, client: int, examples: int) -> tuple[int, Message]:
+    def answer(message: Message, client: int, examples: float) -> Message:
         row = {"partition-id": client, "num-examples": examples, "loss": 1.0}
-        content = RecordDict({METRICS: to_metrics(row)})
-        return node, Message(content, dst_node_id=1, message_type=MessageType.EVALUATE)
+        return Message(RecordDict({METRICS: to_metrics(row)}), reply_to=message)
 
-    def found(*answers: tuple[int, Message]) -> tuple[int, list[str]]:
+    def found(*answers: Message) -> tuple[int, list[str]]:
         rows, failures = valid_evaluations(answers, asked, registry)
         return len(rows), failures
 
-    waits = RecordDict({"config": ConfigRecord({"timeout-seconds": 9.0})})
-    asked = [Message(waits, dst_node_id=node, message_type="evaluate") for node in (100, 101)]
-    good, fine = answer(100, 0, 5), answer(101, 1, 5)
+    good, fine = answer(asked[0], 0, 5), answer(asked[1], 1, 5)
     assert found(good, fine) == (2, [])
-    for bad, why in ((answer(101, 0, 5), "partition 0"), (answer(101, 1, 6), "6")):
+    cases = [(answer(asked[1], *sent), why) for *sent, why in ((0, 5, "partition 0"), (1, 6, "6"))]
+    for bad, why in [*cases, (answer(asked[1], 1, 1.5), "1.5")]:
         number, (failure,) = found(good, bad)
         assert number == 1
         assert failure.startswith("client 1, evaluation: ")
         assert why in failure
-    again = "it was not asked, or has answered already"
-    late = "no reply within 9 s (runtime.round_timeout_seconds)"
-    others = [f"client 0, evaluation: {again}", f"node 102, evaluation: {again}"]
-    assert found(good, good, answer(102, 1, 5)) == (1, [*others, f"client 1, evaluation: {late}"])
+    number, (again, foreign, silent) = found(good, good, answer(to_another, 1, 5))
+    assert number == 1
+    assert again.startswith(f"node 100, evaluation: {UNASKED}")
+    assert foreign.startswith("node 102, evaluation: ")
+    assert silent.startswith("client 1, evaluation: no reply within 9 s")

@@ -126,7 +126,7 @@ def test_too_few_replies_leave_the_model_as_it_was_and_end_the_run_if_repeated()
     assert torch.equal(params["head.weight"], torch.zeros(1, 2, dtype=torch.float64))
     assert len(reports[1].failures) == 2
     federation = FederationConfig(max_failed_rounds=2)
-    with pytest.raises(RuntimeError, match=r"2 rounds in a row.*min_replies=1.*client 0: no reply"):
+    with pytest.raises(RuntimeError, match=r"2 rounds .*min_replies=1.*3 clients .*no reply"):
         run(built(FedAvg, federation=federation), tamper=without(0, 1, 2))
     strategy, lose = built(FedAvg, federation=federation), without(0, 1, 2)
     _, reports = run(  # one in a row, twice

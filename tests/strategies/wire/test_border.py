@@ -128,6 +128,9 @@ METRICS_SENT: dict[str, tuple[str, Any]] = {  # a number in place of a genuine o
     "no example": ("num-examples", 0),
     "-1 examples": ("num-examples", -1),
     "one example too many": ("num-examples", 61),
+    "half an example": ("num-examples", 0.5),
+    "59.5 examples": ("num-examples", 59.5),
+    "one step and a half": ("num-steps", 1.5),
     "10^9 examples": ("num-examples", 10**9),
     "10^300 examples": ("num-examples", 1e300),
     "a list of examples": ("num-examples", [60, 60]),
@@ -166,6 +169,7 @@ METRICS_SENT: dict[str, tuple[str, Any]] = {  # a number in place of a genuine o
     "the privacy's epsilon": ("dp-epsilon", 0.0),
     "the update's diagnostics": ("norm_ratio", 1.0),
     "a state that it cannot have lost": ("state-lost", 1.0),
+    "half a lost state": ("state-lost", 0.5),
     "an unknown number": ("cheating", 1.0),
     "an empty name": ("", 1.0),
     "a name of several lines": ("a\nINFO: all is well", 1.0),
@@ -338,3 +342,24 @@ def test_a_sites_text_stays_on_its_line():
     with pytest.raises(RefusedReplyError) as refusal:
         border.decode(Message(Error(2, reason), reply_to=message), 0, Expected({}, {}))
     assert str(refusal.value).isprintable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["feddw", "feddistill", "fedproto", "maecho", "ensemble"])
+@pytest.mark.parametrize("change", [0.5, -1.0, 100.0])
+def test_counts_of_examples_are_whole_and_not_more_than_the_client_has(method, change, tmp_path):
+    """They are moved from one class to another, so that their sum is right."""
+    captured = Captured(method, tmp_path)
+    found = 0
+    for record in captured.reply.content.array_records.values():
+        if "counts" in record:
+            found += 1
+            values = record["counts"].numpy().copy()
+            values[0] += change - (values[0] if change < 0 else 0)
+            values[1] -= change
+            replaced = npy(values)
+            old = record["counts"]
+            record["counts"] = Array(old.dtype, tuple(old.shape), old.stype, replaced)
+    assert found == 1
+    with pytest.raises(RefusedReplyError, match="counts"):
+        border.decode(captured.reply, BAD, captured.expected)

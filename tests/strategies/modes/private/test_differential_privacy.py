@@ -16,10 +16,10 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import RefusedReplyError, Reply, ServerSide
 from fedhet.strategies.components.aggregators import NormMean, UniformMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
+from fedhet.strategies.differential_privacy import CentralAdaptive, CentralFixed, Local
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn, FedDynServer
 from fedhet.strategies.federated import FederatedStrategy
-from fedhet.strategies.mechanisms import CentralAdaptive, CentralFixed, Local
 from fedhet.strategies.modes.private.clipping import NORM_BIT, clip
 from fedhet.strategies.modes.private.differential_privacy import UNCLIPPED
 from fedhet.strategies.modes.private.gaussian_mechanism import epsilon_of

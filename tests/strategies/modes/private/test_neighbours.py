@@ -16,7 +16,7 @@ from torch import Tensor
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from fedhet.strategies.mechanisms import CentralAdaptive, CentralFixed
+from fedhet.strategies.differential_privacy import CentralAdaptive, CentralFixed
 from fedhet.strategies.modes.private.clipping import arrays_of
 from fedhet.strategies.modes.private.differential_privacy import CentralPrivacy
 from fedhet.strategies.modes.private.gaussian_mechanism import epsilon_of

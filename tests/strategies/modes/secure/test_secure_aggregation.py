@@ -1,5 +1,6 @@
 """SecAgg+ rounds: what they sum, what the server gets to see, and clients that are lost in them."""
 
+import logging
 import math
 import random
 from collections.abc import Callable
@@ -211,7 +212,7 @@ def test_two_clients_are_never_summed_alone(stage):
 
 
 @pytest.mark.slow
-def test_a_client_does_not_send_nan_and_counts_what_is_cut_off():
+def test_a_client_does_not_send_nan():
     data = blobs()
     data[1].inputs[0, 0] = math.nan
     found, reports = train(
@@ -220,9 +221,36 @@ def test_a_client_does_not_send_nan_and_counts_what_is_cut_off():
     assert list(reports[-1].clients) == [0, 2, 3]
     assert "NaN or Inf" in reports[-1].failures[0]
     assert all(bool(value.isfinite().all()) for value in found.values())
-    fair = SecAggPlus(max_examples=50, clipping_range=1.0)
-    _, reports = train(built(FedAvg, local_lr=1.1, secure_aggregation=fair), rounds=1)
-    assert 0 < reports[-1].metrics["clipped-share"] < 0.2
+
+
+@pytest.mark.slow
+def test_what_is_cut_off_is_said_and_a_metric_that_was_cut_is_no_figure(caplog):
+    """Client 1 alone has a loss that does not fit: the mean of the others' would look like one."""
+    data = blobs()
+    data[1].inputs *= 1e4
+    key = "strategy.secure_aggregation.clipping_range=8"
+    with caplog.at_level(logging.WARNING, "flwr"):
+        strategy = built(FedAvg, local_lr=0.1, secure_aggregation=SECURE)
+        _, [*_, report] = train(strategy, rounds=1, data=data)
+    assert report.metrics["clipped-share"] > 0.01
+    assert "train-loss" not in report.metrics
+    assert "received-accuracy" in report.metrics
+    said = [one.message for one in caplog.records if key in one.message]
+    assert len(said) == 1
+    assert "train-loss" in said[0]
+    caplog.clear()
+    _, [*_, report] = train(built(FedAvg, local_lr=0.1, secure_aggregation=SECURE), rounds=1)
+    assert report.metrics["clipped-share"] == 0.0
+    assert "train-loss" in report.metrics
+    assert "clipping_range" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_step_size_that_would_be_cut_off_is_refused_by_the_client():
+    low = SecAggPlus(max_examples=50, clipping_range=1.0)
+    _, [*_, report] = train(built(FedAvg, local_lr=1.1, secure_aggregation=low), rounds=1)
+    assert len(report.failures) == 4
+    assert all("clipping_range=1" in failure for failure in report.failures)
 
 
 def test_a_client_refuses_settings_that_are_not_the_recipes():
@@ -318,7 +346,7 @@ def test_the_mean_reply_by_hand(weighting, expected):
     replies = [reply(0, 1, 1.0), reply(1, 3, 5.0)]
     layout = Layout.of(replies[0], weighting, max_examples=8)
     vectors = [layout.pack(r) for r in replies]
-    assert len(layout) == len(vectors[0]) == 4 + 2 + 1 + 1 + 1 + 2 * 8
+    assert len(layout) == len(vectors[0]) == 4 + 2 + 1 + 1 + 1 + 3 * 8
     mean = layout.unpack(sum(vectors) / 2, 2, 1e-9)
     assert mean.update["w"].tolist() == [expected, -expected]
     assert mean.buffers["mean"].item() == 40.0
@@ -327,6 +355,10 @@ def test_the_mean_reply_by_hand(weighting, expected):
     assert (mean.num_examples, mean.num_steps, mean.lr_sum) == (2, 4, pytest.approx(0.2))
     found = {name: mean.metrics.get(name) for name in (*replies[1].metrics, "received-loss")}
     assert found == {**replies[1].metrics, "received-loss": None}
+    cut = layout.too_large(replies[1], limit=1.5)
+    assert cut == ["train-loss"]  # 3/8 of 5
+    without = layout.unpack((vectors[0] + layout.pack(replies[1], cut)) / 2, 2, 1e-9).metrics
+    assert without.keys() == mean.metrics.keys() - {"train-loss"}
     for wrong in (1.5 * vectors[0], vectors[0][:-1]):
         with pytest.raises(ValueError, match="no mean"):
             layout.unpack(wrong, 1, 1e-6)
