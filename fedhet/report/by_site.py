@@ -14,7 +14,7 @@ from fedhet.report.blocks import Block, Entry, Heading, Paragraph, Table
 from fedhet.report.layout import Layout
 from fedhet.report.names import column_title, listed
 from fedhet.report.run_data import Run
-from fedhet.report.site_data import BEST, RECEIVED_MODEL, Decisions, Site, SiteFigures
+from fedhet.report.site_data import BEST, RECEIVED_MODEL, Decisions, SiteFigures
 
 BY_SITE, CROSS_SITE, ANSWERS = "By site", "Each site's model at every site", "Right and wrong"
 MOST_SITES = 40  # that a table shows: of more, those with the lowest figures
