@@ -78,7 +78,8 @@ class SiteFigures:
         decisions = content.get("decisions")
         sites = tuple(Site(**site) for site in content["sites"])
         found = Decisions(**decisions) if decisions else None
-        return cls(**{**content, "sites": sites, "decisions": found})
+        models = tuple(content["models"])
+        return cls(**{**content, "sites": sites, "models": models, "decisions": found})
 
     def save(self, folder: Path) -> None:
         """Write the figures into a run's folder."""

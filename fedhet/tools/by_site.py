@@ -79,7 +79,7 @@ def evaluate_sites(
         examples.sites,
         shared={} if shared is None else _columns(_at_sites(shared, examples, task, names)),
         own=_columns([own.get(client, {}) for client in examples.clients]),
-        models=list(matrix),
+        models=tuple(matrix),
         matrix=_by_metric(list(matrix.values())),
         decisions=None if shared is None else _decisions(shared, examples, task),
         model=BEST if best else NEW,

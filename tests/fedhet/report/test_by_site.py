@@ -22,7 +22,7 @@ FIGURES = SiteFigures(
     SITES,
     shared={"accuracy": [0.9, 0.7, 0.5], "loss": [0.1, 0.2, 0.3], "f1": [0.8, 0.6, None]},
     own={"accuracy": [0.8, 0.75, None]},
-    models=[0, 1],
+    models=(0, 1),
     matrix={"accuracy": [[0.8, 0.4, 0.3], [0.6, 0.75, 0.2]]},
     decisions=Decisions(
         ["well", "ill"],

@@ -36,7 +36,7 @@ def test_every_model_is_evaluated_at_every_site(tmp_path, capsys):
     run = read_run(folder, "run", 0)
     found, task = run.sites, task_of(recipe_of(folder))
     assert [site.unseen for site in found.sites] == [False, True, False]
-    assert (found.models, found.trained_on) == ([0, 2], False)
+    assert (found.models, found.trained_on) == ((0, 2), False)
     held_out = [task.client_data(client)[1] for client in range(3)]
     assert [site.held_out for site in found.sites] == [len(data) for data in held_out]
     shared = model_of(folder, task)
@@ -98,9 +98,7 @@ def test_a_binary_task_has_a_threshold_of_the_other_sites(tmp_path):
     for client in range(3):
         [(inputs, labels)] = task.client_data(client)[1].batches(1000, generator=None, train=False)
         parts.append((model(inputs)[1].double().softmax(1)[:, 1].detach().numpy(), labels.numpy()))
-    scores, labels = (np.concatenate(part[1:]) for part in zip(*parts[::-1], strict=True))
-    others = [parts[1], parts[2]]
-    scores, labels = (np.concatenate(part) for part in zip(*others, strict=True))
+    scores, labels = (np.concatenate(part) for part in zip(*parts[1:], strict=True))
     sums = {t: (scores[labels == 1] >= t).mean() + (scores[labels == 0] < t).mean() for t in scores}
     chosen = max(sums, key=lambda t: (round(sums[t], 9), t))
     assert found.thresholds[0] == pytest.approx(chosen)
