@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fedhet.common.metrics import larger_is_better
 from fedhet.common.results import BY_CLIENT
@@ -241,17 +242,13 @@ def _cross_site(one: Measured) -> Table:
     same = [f for f in one.figures if f.models == first.models and metric in f.matrix]
     values = np.array([figures.matrix[metric] for figures in same], dtype=float)
     names = {site.client: site.label for site in first.sites}
-    models = {f"{names[client]}'s own": values[:, n] for n, client in enumerate(first.models)}
     shared = [figures.shared[metric] for figures in same if metric in figures.shared]
+    rows: list[list[object]] = []
     if shared:
-        models = {"shared": np.array(shared, dtype=float), **models}
-    rows = []
-    for label, by_seed in models.items():
-        row: list[object] = [label]
-        for place, site in enumerate(first.sites):
-            own = "own" if label == f"{site.label}'s own" else ""
-            row.append(Entry(_text(pd.Series(by_seed[:, place]), metric), own))
-        rows.append(row)
+        by_seed = np.array(shared, dtype=float)
+        rows.append(["shared", *_entries(first, None, by_seed, metric)])
+    for place, client in enumerate(first.models):
+        rows.append([f"{names[client]}'s own", *_entries(first, client, values[:, place], metric)])
     columns = ["model", *(names[site.client] for site in first.sites)]
     caption = f"{one.label}: {_title(metric)} of each model (row) on each site's examples (column)."
     unseen = listed(site.label for site in first.sites if site.unseen)
@@ -259,6 +256,16 @@ def _cross_site(one: Measured) -> Table:
     if len(same) > 1:
         caption += f" Mean ± sample standard deviation over {len(same)} seeds."
     return Table(pd.DataFrame(rows, columns=columns), caption)
+
+
+def _entries(
+    first: SiteFigures, client: int | None, by_seed: NDArray[np.float64], metric: str
+) -> list[Entry]:
+    """Return a row: a model's figures (seeds, sites); ``client``: whose model it is."""
+    return [
+        Entry(_text(pd.Series(by_seed[:, place]), metric), "own" if site.client == client else "")
+        for place, site in enumerate(first.sites)
+    ]
 
 
 # ---- answers -------------------------------------------------------------------------------------
@@ -276,7 +283,7 @@ def _answers(one: Measured) -> list[Table]:
         "together. The shared model answers with the most probable class."
     )
     tables = [Table(counts, caption)]
-    if decisions.threshold is not None:
+    if decisions.threshold is not None and any(decisions.at_threshold):
         tables.append(_thresholds(one, decisions))
     return tables
 
