@@ -50,6 +50,7 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     _check_length(values["local"])
     _check_optimizer(values["local"])
     _check_precision(values)
+    _check_unseen(values)
     _check_natural(values)
     _check_clients(values)
     _check_evaluation(values)
@@ -197,13 +198,15 @@ def _check_clients(values: Mapping[str, Any]) -> None:
             f"clients={clients} is more than the {most[0]} training examples of {most[1]}: lower "
             f"clients to {most[0]} or less"
         )
-    cohort = clients
+    trainers = clients - len(_unseen(values))
+    cohort = trainers
     if str(values["strategy"]["sampler"].get("_target_")).endswith(".FixedSizeSampler"):
-        cohort = max(1, int(float(values["participation"]) * clients + 0.5))
+        cohort = max(1, int(float(values["participation"]) * trainers + 0.5))
     if values["min_replies"] > cohort:
         raise ConfigError(
-            f"min_replies={values['min_replies']}, but of the {clients} clients at most {cohort} "
-            f"take part in a round (participation): set min_replies to {cohort} or less"
+            f"min_replies={values['min_replies']}, but of the {trainers} clients that train at "
+            f"most {cohort} take part in a round (participation): set min_replies to {cohort} or "
+            "less"
         )
     enough = values["runtime"]["min_clients"]
     if enough is not None and enough > clients:
@@ -211,6 +214,33 @@ def _check_clients(values: Mapping[str, Any]) -> None:
             f"runtime.min_clients={enough} is more than clients={clients}: set it to {clients} or "
             "less, or null"
         )
+
+
+def _check_unseen(values: Mapping[str, Any]) -> None:
+    """Refuse to leave out clients that do not exist, all clients, or clients that noise counts."""
+    unseen, clients = _unseen(values), values["clients"]
+    numbers = {one for one in unseen if isinstance(one, int)}
+    if clients and unseen and not (numbers <= set(range(clients)) and len(unseen) < clients):
+        raise ConfigError(
+            f"partition.unseen={list(unseen)}: name some of the clients 0 to {clients - 1}, and "
+            "leave at least one to train"
+        )
+    if unseen and "clients" in (values["strategy"].get("differential_privacy") or {}):
+        raise ConfigError(
+            f"partition.unseen={list(unseen)}: strategy/differential_privacy divides by the "
+            "clients expected in a round, as if all could train; set partition.unseen=[], or "
+            "strategy/differential_privacy=none"
+        )
+    if unseen and (values["strategy"].get("secure_aggregation") or {}).get("find_spoilers"):
+        raise ConfigError(
+            f"partition.unseen={list(unseen)}: strategy.secure_aggregation.find_spoilers=true "
+            "searches among all clients; set it to false, or partition.unseen=[]"
+        )
+
+
+def _unseen(values: Mapping[str, Any]) -> set[int | str]:
+    """Return the clients that never train, by id or name."""
+    return set(values["partition"].get("unseen", ()))
 
 
 def _most_examples(task: Mapping[str, Any]) -> tuple[int, str] | None:

@@ -112,7 +112,8 @@ def _check_cohort(recipe: DictConfig) -> None:
     aggregator = build_part(recipe, "strategy.aggregator", classifier_tensors=1)
     if isinstance(aggregator, RobustAggregator) and recipe.clients:
         sampler = build_part(recipe, "strategy.sampler", classifier_tensors=1)
-        aggregator.check_cohort(int(recipe.clients), most_clients(sampler, int(recipe.clients)))
+        clients = int(recipe.clients) - len(recipe.partition.get("unseen", ()))
+        aggregator.check_cohort(clients, most_clients(sampler, clients))
 
 
 def calibration_of(
@@ -256,6 +257,7 @@ def build_strategy(
         buffers=[name for name, _ in model.named_buffers()],
         federation=replace(
             federation,
+            unseen=task.unseen_clients(),
             fingerprint={**federation.fingerprint, **({FROZEN_MODEL: frozen} if frozen else {})},
             node_settings=node_settings,
         ),

@@ -45,6 +45,7 @@ from fedhet.server_app.listeners.calibration import CalibratedSets
 from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.messages import Alarm, RoundLine, SmallLastBatches
 from fedhet.server_app.listeners.rows import Rows
+from fedhet.server_app.listeners.sites import Sites
 from fedhet.server_app.listeners.stopping import Divergence, EarlyStopping, Stopping
 from fedhet.server_app.loggers import Loggers
 from fedhet.server_app.machine import machine
@@ -113,6 +114,7 @@ class Run:
         if best is not None:
             listeners.append(BestModel(best, checkpoints, parts.metadata))
         listeners.append(checkpoints)
+        listeners.append(Sites(self.folder, strategy))
         if parts.calibration.alphas:
             timeout = float(recipe.runtime.round_timeout_seconds)
             listeners.append(CalibratedSets(parts, int(recipe.seed), timeout))

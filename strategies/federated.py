@@ -136,6 +136,7 @@ class FederatedStrategy(Strategy):
         self.state = StrategyState()
         self._resumed_after = 0  # the round of the checkpoint
         self._availability: ClientAvailability | None = None
+        self._num_trainers = 0
 
     # ---- Flower's entry point ----------------------------------------------------------------
 
@@ -295,7 +296,7 @@ class FederatedStrategy(Strategy):
         before = {client: self.state.committed.get(client, 0) for client in report.clients}
         self.state.commit({client: rounds[client] for client in report.clients})
         began, valid = time.perf_counter(), fold.replies
-        stepped = step(training.params, fold, server_round, self.num_clients, selection.rebase)
+        stepped = step(training.params, fold, server_round, self._num_trainers, selection.rebase)
         report.server_seconds = time.perf_counter() - began
         report.take_trust(stepped.trust, stepped.alarms)
         self._restart_if_lost(valid, stepped.params, server_round, before)
@@ -354,10 +355,10 @@ class FederatedStrategy(Strategy):
         config: ConfigRecord,
         timeout: float = 3600,
     ) -> dict[int, RecordDict]:
-        """Send a model to all connected clients, after the rounds; see ``query``."""
+        """Send a model to all connected clients that may train, after the rounds; see ``query``."""
         self.availability.refresh(grid)
         config = ConfigRecord({**config, TIMEOUT: timeout})
-        asked = self.availability.ask(grid, self.availability.present)
+        asked = self.availability.ask(grid, self.availability.trainers)
         messages = self._writer.model(message_type, self.state.round, arrays, config, asked)
         return query(grid, messages, timeout)
 
@@ -375,7 +376,7 @@ class FederatedStrategy(Strategy):
         self.server_step.init(initial, self.state.tensors)
         self.selector.restore(self.state.in_flight, self.state.tensors)
         registry = register_clients(grid, self.federation)
-        num_clients = len(registry)
+        num_clients = self._num_trainers = self.federation.num_trainers(len(registry))
         most = most_clients(self.sampler, num_clients)
         self.federation.check_cohort(num_clients, most)
         self.server_step.check_cohort(num_clients, most)

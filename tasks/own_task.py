@@ -38,6 +38,7 @@ from fedhet.tasks.sources.arrays import Indices
 
 CLIENT = ("client_id", "partition_id")  # a data function with one of these gives one client's data
 PUBLIC_COLUMNS = "public_columns"  # in a model's metadata: the columns of a table's public part
+_READ = ("partition.holdout", "partition.unseen")  # of examples that a function has divided
 _BINS = 10  # a partition by label divides a regression's targets into tenths
 
 
@@ -52,7 +53,7 @@ def refuse_unread_partition(data: Function, words: Iterable[str]) -> None:
         return
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
-        divides = key.startswith("partition.") and key != "partition.holdout"
+        divides = key.startswith("partition.") and key not in _READ
         if divides or (key == "partition" and value != "site"):
             raise ConfigError(
                 f"{word} changes nothing: task.data={name_of(data)} has the parameter client_id, "

@@ -45,6 +45,18 @@ class Partitioned(ABC):
         """Return a client's name, if it has one."""
         return self.client_names[client_id] if self.client_names else self.site_name(folder)
 
+    def unseen_clients(self) -> frozenset[int]:
+        """Return the ids of the clients of ``partition.unseen``, which may name them."""
+        words = self.partition.unseen
+        named = any(isinstance(word, str) for word in words)  # else no examples are read
+        ids = {name: client for client, name in enumerate(self.client_names if named else ())}
+        if unknown := [word for word in words if isinstance(word, str) and word not in ids]:
+            known = f"; the clients are {', '.join(ids)}" if ids else ": the clients have no names"
+            raise ConfigError(
+                f"partition.unseen={list(words)}: {unknown[0]} is no client{known}; ids go from 0"
+            )
+        return frozenset(ids[word] if isinstance(word, str) else word for word in words)
+
     def require_client(self, client_id: int) -> None:
         """Reject a client that is not one of 0 to N - 1."""
         if not 0 <= client_id < self.num_clients:

@@ -20,6 +20,7 @@ from fedhet.common.kinds import (
     Share,
     ShareBelowOne,
     Text,
+    Whole,
 )
 
 _PARTITION = "how examples are split over clients; set by partition=..."
@@ -66,6 +67,9 @@ class Partition(Section):
         0.0, description="fraction that each client holds out; none trains on what any holds out"
     )
     seed: Seed | None = Field(None, description="seed of the partition; null: the run's seed")
+    unseen: list[Whole | Text] = Field(
+        [], description="clients that are never trained on, only evaluated: their ids or names"
+    )
 
 
 class _WithAlpha(Partition):

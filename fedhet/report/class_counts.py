@@ -85,7 +85,7 @@ def _settings(run: Run) -> dict[str, Any]:
     kept = {
         key: value
         for key, value in run.settings.items()
-        if key.startswith("partition.")
+        if (key.startswith("partition.") and key != "partition.unseen")
         or (key.startswith("task.") and key.split(".")[1] not in _IRRELEVANT)
     }
     return {**kept, "clients": run.settings.get("clients"), "seed": run.seed}

@@ -26,6 +26,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_folder
 from fedhet.conf.experiments import experiment_files, read_experiment
 from fedhet.report.blocks import Block, Chart, Heading, Table, Verdict, Warn
+from fedhet.report.by_site import ANSWERS, BY_SITE, CROSS_SITE
 from fedhet.report.class_counts import with_counts
 from fedhet.report.data_file import ReportData, thinned, to_text
 from fedhet.report.page import build_page
@@ -33,7 +34,14 @@ from fedhet.report.paper_figures import with_figures
 from fedhet.report.render import to_html, to_markdown
 from fedhet.report.sources import read_sources
 
-SHOWN = ("Ranking", "All settings")  # tables that the terminal shows, too
+# Headings whose tables the terminal shows, too.
+SHOWN = (
+    "Ranking",
+    "All settings",
+    BY_SITE,
+    CROSS_SITE,
+    ANSWERS,
+)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -46,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> None:
         folder = options.out or (source.parent if source.is_file() else source / "report")
         blocks = write_report(data, folder, options.name, partitions=not options.no_partitions)
         console = table_console()
-        _show(blocks, console)
+        show(blocks, console)
         path = folder / f"{options.name}.html"
         console.print(f"report   {path}", soft_wrap=True, highlight=False, markup=False)
 
@@ -133,8 +141,8 @@ def with_partitions(data: ReportData) -> ReportData:
     return replace(data, partitions=with_counts(data.partitions, data.runs))
 
 
-def _show(blocks: Sequence[Block], console: Console) -> None:
-    """Print the verdict, the warnings, and the main tables of each section."""
+def show(blocks: Sequence[Block], console: Console) -> None:
+    """Print the verdict, the warnings, and those tables that have a heading of ``SHOWN``."""
     heading = Heading(1, "")
     for block in blocks:
         if isinstance(block, Heading):

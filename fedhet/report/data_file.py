@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import is_of_new_model
 from fedhet.report.layer_data import LayerFigures
 from fedhet.report.run_data import LATE_ROUNDS, Column, Run
+from fedhet.report.site_data import SiteFigures
 
 FORMAT = 2
 MOST_POINTS = 40_000  # of all diagnostics together, about 300 kB
@@ -137,8 +138,9 @@ def _encoded(run: Run, common: Mapping[str, Any], papers: list[Any]) -> dict[str
         "settings": own if run.settings else None,
         "columns": {name: _packed(values) for name, values in run.columns.items()},
         "layers": vars(run.layers) if run.layers else None,
+        "sites": asdict(run.sites) if run.sites else None,
     }
-    needless = [name for name in ("figures", "layers", "distrusted") if not encoded[name]]
+    needless = [name for name in ("figures", "layers", "sites", "distrusted") if not encoded[name]]
     return {name: value for name, value in encoded.items() if name not in ("folder", *needless)}
 
 
@@ -197,7 +199,8 @@ def _data_of(content: Mapping[str, Any]) -> ReportData:
 
 
 def _decoded(entry: Mapping[str, Any], common: Mapping[str, Any], papers: Sequence[Any]) -> Run:
-    own, paper, layers = entry["settings"], entry["paper"], entry.get("layers")
+    own, paper = entry["settings"], entry["paper"]
+    layers, sites = entry.get("layers"), entry.get("sites")
     return Run(
         **{
             **entry,
@@ -205,6 +208,7 @@ def _decoded(entry: Mapping[str, Any], common: Mapping[str, Any], papers: Sequen
             "columns": {name: _unpacked(column) for name, column in entry["columns"].items()},
             "paper": None if paper is None else papers[paper],
             "layers": LayerFigures(**layers) if layers else None,
+            "sites": SiteFigures.from_json(sites) if sites else None,
         }
     )
 

@@ -23,6 +23,7 @@ from fedhet.report.blocks import (
     Warn,
     can_draw,
 )
+from fedhet.report.by_site import by_site
 from fedhet.report.colors import keys_of
 from fedhet.report.comparison import Comparison, check_baseline, comparisons, ranked_table, verdict
 from fedhet.report.data_file import ReportData
@@ -247,6 +248,7 @@ def _section(
         if names := measured_metrics(section.runs):
             blocks += [Heading(3, "Metrics"), *figures.metrics(layout, keys, names, stem)]
             blocks += metrics_tables(layout, names, section.figure.last_round)
+        blocks += by_site(layout)
         blocks += agreement(layout, keys, data.every, stem)
         blocks += layers(layout, keys, stem)
         blocks += figures.diagnostics(layout, keys, data.every, stem)

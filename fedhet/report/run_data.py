@@ -33,6 +33,7 @@ from fedhet.common.results import (
 )
 from fedhet.conf import method_name
 from fedhet.report.layer_data import LayerFigures, read_layers
+from fedhet.report.site_data import SiteFigures, read_site_figures
 
 UNFINISHED = "unfinished"  # it has no summary.json, or other files than that says
 RUNNING = "running"  # the same while it goes on, as a live page has it
@@ -71,6 +72,7 @@ class Run:
     paper: Mapping[str, Any] | None = None  # the node of its recipe
     figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by package
     layers: LayerFigures | None = None  # of diagnostics.layers
+    sites: SiteFigures | None = None  # of evaluation.per_client or fedhet-evaluate --by-site
     folder: Path | None = field(default=None, compare=False)  # None: from a data file
 
     @property
@@ -174,8 +176,9 @@ def read_run(folder: Path, name: str, source: int, *, resumed: bool = False) -> 
     settings = flat(plain)
     if settings.get("clients") == 0:  # whoever registered
         settings["clients"] = summary.get("clients", 0)
-    if summary.get("partition") == BY_CLIENT:  # nothing is divided: the run reads holdout alone
-        unread = {key for key in settings if key.startswith("partition.")} - {"partition.holdout"}
+    if summary.get("partition") == BY_CLIENT:  # nothing is divided
+        read = {"partition.holdout", "partition.unseen"}
+        unread = {key for key in settings if key.startswith("partition.")} - read
         settings = {key: value for key, value in settings.items() if key not in unread}
     known = bool(OmegaConf.select(recipe, "strategy.methods"))
     return Run(
@@ -192,6 +195,7 @@ def read_run(folder: Path, name: str, source: int, *, resumed: bool = False) -> 
         distrusted=_distrusted(rows),
         paper=paper,
         layers=read_layers(folder, LATE_ROUNDS) if status == COMPLETED else None,
+        sites=read_site_figures(folder, rows, summary) if status == COMPLETED else None,
         folder=folder,
     )
 

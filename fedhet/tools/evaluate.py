@@ -1,6 +1,7 @@
 """fedhet-evaluate: evaluates the models of finished runs on their own or another test set.
 
     fedhet-evaluate RUN [RUN ...] [--best] [--metric NAME ...] [--task KEY=VALUE ...] [--state FILE]
+    fedhet-evaluate RUN [RUN ...] --by-site | --cross-site [--best] [--metric NAME ...]
 
 RUN is the folder of a run or of a sweep. The command trains nothing. It prints the loss, for
 classes the accuracy and the lowest accuracy of a class, and the run's metrics (evaluation.metrics)
@@ -10,6 +11,10 @@ task, such as --task path=/data/new. --augmented also flips and crops test image
 images, as in code that uses one transform for both (the released code of FedDW). If clients keep
 their own tensors or models, such as FedPer's heads and Ditto's models, --state names the file of
 one client.
+
+--by-site evaluates the model on what each site (client) holds out, with the worst site, the spread,
+the confusion matrix and for two classes a threshold. --cross-site also evaluates each site's own
+model at every site. Both write by_site.json into the run's folder, which fedhet-report shows.
 """
 
 from __future__ import annotations
@@ -40,7 +45,8 @@ from fedhet.conf.metrics import check_metric_words
 from fedhet.conf.trust import trust
 from fedhet.load_run import model_of, recipe_of, summary_of
 from fedhet.report.blocks import Table
-from fedhet.report.command import rich_table
+from fedhet.report.by_site import Measured, site_blocks
+from fedhet.report.command import rich_table, show
 from fedhet.report.names import listed
 from fedhet.report.run_data import Run
 from fedhet.report.sources import completed_runs
@@ -49,6 +55,7 @@ from fedhet.tasks import AnyTask
 from fedhet.tasks.config import ImageConfig
 from fedhet.tasks.evaluation import Batched, class_accuracies, classifies, evaluate_model
 from fedhet.tasks.metrics import MetricSet
+from fedhet.tools.by_site import evaluate_sites
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,8 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
     if options.out is not None:  # before the evaluation, which takes long
         writable_file(options.out, "--out ")
     console, errors = table_console(), Console(stderr=True)
+    if options.by_site or options.cross_site:
+        return _evaluate_sites(runs, options, console) and not left_out
     found: list[tuple[Run, Evaluation]] = []
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)
@@ -170,6 +179,33 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
             {"name": run.name, "method": run.method, "seed": run.seed, **asdict(figures)}
             for run, figures in found
         ]
+        save_text(options.out, json.dumps(content, indent=1) + "\n")
+        console.print(f"results  {options.out}", soft_wrap=True, highlight=False, markup=False)
+    return len(found) == len(runs)
+
+
+def _evaluate_sites(
+    runs: Sequence[tuple[Run, Path]], options: argparse.Namespace, console: Console
+) -> bool:
+    """Print and store the figures by site of all runs; return whether all could be evaluated."""
+    found: list[Measured] = []
+    for run, folder in runs:
+        Console(stderr=True).print(f"{run.name} ...", markup=False, highlight=False)
+        try:
+            figures = evaluate_sites(
+                folder,
+                options.task,
+                options.metric,
+                best=options.best,
+                cross=options.cross_site,
+            )
+            figures.save(folder)
+            found.append(Measured(run.name, [figures]))
+        except ConfigError as error:
+            say_error("fedhet-evaluate", error)
+    show(site_blocks(found), console)
+    if found and options.out is not None:
+        content = [{"name": one.label, **asdict(one.first)} for one in found]
         save_text(options.out, json.dumps(content, indent=1) + "\n")
         console.print(f"results  {options.out}", soft_wrap=True, highlight=False, markup=False)
     return len(found) == len(runs)
@@ -237,6 +273,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--best", action="store_true", help="the best round's model (checkpoint.best=true)")
     state = "evaluate the own model of the client with this state, client-*/round-*.safetensors"
     add("--state", type=Path, metavar="FILE", help=state)
+    by_site = "evaluate at each site, and write by_site.json into the run's folder"
+    add("--by-site", action="store_true", help=by_site)
+    cross_site = "the same, and each site's own model at every site"
+    add("--cross-site", action="store_true", help=cross_site)
     passes = "passes over the test images, flipped and cropped as for training (0)"
     add("--augmented", type=at_least(0), default=0, metavar="PASSES", help=passes)
     add("--seed", type=int, default=0, help="seed of the augmentation (0)")

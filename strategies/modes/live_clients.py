@@ -167,10 +167,10 @@ class LiveStep:
         """Start clients until M of the connected ones train; yield those that cannot start."""
         start, clients = self.start, self.clients
         availability = start.availability
-        if not availability.present:
+        if not availability.trainers:
             return
-        at_once = len(clients.sampler.sample(start.number, len(availability.present)))
-        present = [client for client in availability.present if client in self.versions]
+        at_once = len(clients.sampler.sample(start.number, len(availability.trainers)))
+        present = [client for client in availability.trainers if client in self.versions]
         idle = idle_clients(present, {*clients.in_flight, *self.through})
         size = min(at_once - self._connected_in_flight(), len(idle))
         drawn = rng.choice(len(idle), size=max(0, size), replace=False)

@@ -113,7 +113,7 @@ class SimulatedClients(Selector):
 
     def _keep(self, start: RoundStart) -> None:
         """Keep what clients that start now get; forget what nobody needs any more."""
-        present, broadcast = start.availability.present, start.messages.step.broadcast
+        present, broadcast = start.availability.trainers, start.messages.step.broadcast
         payloads = broadcast(present[0])
         for client in present[1:2]:
             own = [n for n, one in broadcast(client).items() if one is not payloads[n]]
@@ -169,7 +169,7 @@ class SimulatedStep:
         A client that has finished, or was lost, in this step does not start again in it.
         """
         clients, number, through = self.clients, self.start.number, set[int]()
-        at_once = len(clients.sampler.sample(number, len(self.start.availability.present)))
+        at_once = len(clients.sampler.sample(number, len(self.start.availability.trainers)))
         num_bytes = self.start.num_bytes
         rng = np.random.default_rng([STARTS, clients.system.seed, number])
         while True:
@@ -188,7 +188,7 @@ class SimulatedStep:
         self, at_once: int, through: set[int], num_bytes: int, rng: np.random.Generator
     ) -> None:
         """Start clients until M train; if nobody is there, start them later."""
-        clients, present = self.clients, self.start.availability.present
+        clients, present = self.clients, self.start.availability.trainers
         busy = {*clients.in_flight, *through}
         if not clients.in_flight:
             idle = idle_clients(present, busy)

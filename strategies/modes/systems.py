@@ -142,7 +142,7 @@ class SystemClients(Selector):
 
     def select(self, start: RoundStart) -> Selection:
         """Return a round's clients and their messages."""
-        system, present = self.system, start.availability.present
+        system, present = self.system, start.availability.trainers
         clock = system.until_available(present, start.clock, self._needed(len(present)))
         present = system.available(present, clock)
         chosen = [present[i] for i in drawn_by(self.sampler, start.number, len(present))]

@@ -51,6 +51,20 @@ class ClientAvailability:
             return range(size)
         return sorted(self.registry.nodes.keys() - self.absent)
 
+    @property
+    def all_trainers(self) -> Sequence[int]:
+        """The clients that may train, connected or not, in order."""
+        unseen, clients = self._federation.unseen, range(len(self.registry))
+        return [client for client in clients if client not in unseen] if unseen else clients
+
+    @property
+    def trainers(self) -> Sequence[int]:
+        """Those of the present clients that may train, in order."""
+        unseen = self._federation.unseen
+        if not unseen:
+            return self.present
+        return [client for client in self.present if client not in unseen]
+
     def ask(self, grid: Grid, clients: Sequence[int]) -> list[int]:
         """Ask the clients that were not asked yet; return the clients that can take part.
 
@@ -73,7 +87,8 @@ class ClientAvailability:
         Raises:
             TimeoutError: if they are too few for longer than the timeout.
         """
-        size, timeout = len(self.registry), self._federation.connect_timeout_seconds
+        size = len(self.registry) - len(self._federation.unseen)
+        timeout = self._federation.connect_timeout_seconds
         asked, end = self._federation.min_replies, time.monotonic() + timeout
         needs = "strategy.aggregator or secure aggregation needs"
         why = f"min_replies={asked}" if asked >= least else f"{needs} {least} clients"
@@ -87,10 +102,13 @@ class ClientAvailability:
             time.sleep(_WAIT_POLL_SECONDS)
 
     def look_up(self, grid: Grid) -> int:
-        """Register late joiners, log who left or came back, and return how many are connected."""
+        """Register late joiners, log who left or came back.
+
+        Return how many that may train are connected.
+        """
         nodes = grid.get_node_ids()
         if isinstance(nodes, range) and len(nodes) == len(self.registry.nodes):
-            return len(nodes) - len(self.held_back)  # a simulation: nobody comes or goes
+            return len(self.trainers)  # a simulation: nobody comes or goes
         connected = set(nodes)
         self._admit(grid, connected)
         nodes, clients = self.registry.nodes, range(len(self.registry))
@@ -98,7 +116,7 @@ class ClientAvailability:
         if gone != self._gone:
             log(WARNING, "clients that are not connected: %s", sorted(gone) or "none")
         self._gone = gone
-        return len(self.registry) - len(self.absent)
+        return len(self.trainers)
 
     def _admit(self, grid: Grid, connected: set[int]) -> None:
         """Ask the new ones of the connected nodes, and register or refuse those that answered."""

@@ -46,6 +46,7 @@ class FederationConfig:
     min_replies: int = 1
     max_failed_rounds: int = 3  # this many such rounds in a row end the run with an error
     connect_timeout_seconds: float = 600.0  # to wait before round 1, and before any round
+    unseen: frozenset[int] = frozenset()  # clients that are evaluated, and never trained on
     nodes_may_join: bool = True  # False: a simulation, in which nobody replaces a refused node
     # hashes (of the recipe, the code, the frozen part of the model) that every node must share
     fingerprint: Mapping[str, str] = field(default_factory=dict)
@@ -58,6 +59,19 @@ class FederationConfig:
             require_whole("runtime.min_clients", self.min_clients, low=1)
         require_whole("min_replies", self.min_replies, low=1)
         require_whole("max_failed_rounds", self.max_failed_rounds, low=1)
+
+    def num_trainers(self, num_clients: int) -> int:
+        """Return how many of the clients may train.
+
+        Raises:
+            ConfigError: if none may, or there is no such client.
+        """
+        if not self.unseen < set(range(num_clients)):
+            raise ConfigError(
+                f"partition.unseen={sorted(self.unseen)}: name some of the clients 0 to "
+                f"{num_clients - 1}, and leave at least one to train"
+            )
+        return num_clients - len(self.unseen)
 
     def check_cohort(self, num_clients: int, most: int) -> None:
         """Refuse a round of more clients than can be added up.

@@ -76,7 +76,7 @@ class RoundStart:
     @property
     def num_bytes(self) -> int:
         """How many bytes go to a client and come back."""
-        return self.messages.num_bytes(self.arrays, self.availability.present[0])
+        return self.messages.num_bytes(self.arrays, self.availability.trainers[0])
 
     def ask(self, clients: Sequence[int]) -> list[int]:
         """Return those of the clients that can take part; see ClientAvailability."""
@@ -190,11 +190,12 @@ class SampledClients(Selector):
 
     def select(self, start: RoundStart) -> Selection:
         """Return a round's clients and their messages."""
-        present, size = start.availability.present, len(start.availability.registry)
+        availability = start.availability
+        present = availability.trainers
         if self.from_all:
-            known = set(present)
-            drawn = drawn_by(self.sampler, start.number, size)
-            chosen = [client for client in drawn if client in known]
+            known, all_trainers = set(present), availability.all_trainers
+            drawn = drawn_by(self.sampler, start.number, len(all_trainers))
+            chosen = [all_trainers[i] for i in drawn if all_trainers[i] in known]
         else:
             chosen = [present[i] for i in drawn_by(self.sampler, start.number, len(present))]
         return selected(start, Outcome(start.ask(chosen)), start.clock)

@@ -14,7 +14,7 @@ from fedhet.common.errors import (
     require_whole,
 )
 
-COMMON = ("name", "holdout", "seed")
+COMMON = ("name", "holdout", "seed", "unseen")
 # The keys of each flavour with their defaults.
 FLAVOURS: dict[str, dict[str, Any]] = {
     "iid": {},
@@ -39,12 +39,14 @@ class PartitionConfig:
         holdout: the fraction of each client's examples that it does not train on.
         seed: the partition's seed; None: the run's.
         options: the flavour's own keys.
+        unseen: clients that are never trained on, by id or name.
     """
 
     name: str
     holdout: float
     seed: int | None
     options: Mapping[str, Any]
+    unseen: tuple[int | str, ...] = ()
 
     @classmethod
     def from_mapping(cls, partition: Mapping[str, Any]) -> PartitionConfig:
@@ -67,4 +69,5 @@ class PartitionConfig:
             require_range(f"partition.{key}", options[key])
         for key in {"min_size", "group_size", "shards_per_client", "classes"} & options.keys():
             require_whole(f"partition.{key}", options[key], low=1)
-        return cls(name, float(holdout), partition.get("seed"), options)
+        unseen = tuple(partition.get("unseen") or ())
+        return cls(name, float(holdout), partition.get("seed"), options, unseen)

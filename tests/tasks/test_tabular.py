@@ -477,6 +477,15 @@ def test_a_row_of_nobody_is_refused(table):
         tabular.load(**{**options, "client_column": "bed"}, classes=["y", "n"])
 
 
+def test_unseen_clients_are_named_by_id_or_by_what_their_rows_say(table):
+    table.write_text("\n".join(["age,ward,y", *WARDS]))
+    options = {"path": str(table), "target": "y", "client_column": "ward"}
+    task = task_of("tabular", options, {**NATURAL, "unseen": ["c", 0]}, clients=3)
+    assert task.unseen_clients() == {0, 2}
+    with refused("partition.unseen", "d", "a, b, c"):
+        task_of("tabular", options, {**NATURAL, "unseen": ["d"]}, clients=3).unseen_clients()
+
+
 def test_a_site_gives_the_name_that_its_rows_have(table, tmp_path):
     options = {"target": "y", "client_column": "ward", "fit": "federated"}
     options |= {"numeric": ["age"], "categorical": []}
