@@ -51,18 +51,19 @@ class SAM:
 
     Args:
         rho: radius of the perturbation, in L2 norm over all trained tensors.
-        adaptive: scale each number's part of the perturbation by the number's size.
         momentum, weight_decay, momentum_layers: as in components/local_optimizers.py's SGD, which
             takes the step; the perturbation ignores them.
+        adaptive: scale each number's part of the perturbation by the number's size.
     """
 
     def __init__(
         self,
         rho: float,
-        adaptive: bool,
         momentum: float,
         weight_decay: float,
         momentum_layers: str,
+        *,
+        adaptive: bool = False,
     ) -> None:
         self.rho = rho
         self.adaptive = adaptive

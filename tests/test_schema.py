@@ -317,7 +317,7 @@ def test_the_schema_has_what_the_constructors_have():
     assert set(partitions) == set(FLAVOURS)
     for name, options in FLAVOURS.items():
         keys = fields_of(partitions[name])
-        assert set(keys) == {"name", "holdout", "seed", *options}
+        assert set(keys) == {"name", "holdout", "seed", "unseen", *options}
         assert {key: keys[key].default for key in options} == options
     local = set(fields_of(Recipe.model_fields["local"].annotation))
     assert set(LocalTrainingConfig.__dataclass_fields__) - {"phases"} <= local

@@ -52,7 +52,7 @@ def server_side(kind: type[MethodPart], /, **given: Any) -> Any:
 
 def sam(rho: float, weight_decay: float = 0.0, *, adaptive: bool = False) -> SAM:
     """Return SAM's optimizer without momentum."""
-    return SAM(rho, adaptive, 0.0, weight_decay, "all")
+    return SAM(rho, 0.0, weight_decay, "all", adaptive=adaptive)
 
 
 def per_fedavg(
