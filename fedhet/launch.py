@@ -61,13 +61,13 @@ from fedhet.conf.mistakes import NO_OPTION
 from fedhet.conf.project import register_recipes
 from fedhet.conf.relations import without_effect
 from fedhet.help import check_flags, print_help
+from fedhet.natural_clients import with_natural_clients
 from fedhet.plot import can_plot, plot_run, warm_up
 from fedhet.progress import Display, closing_panel, round_display
 from fedhet.runtimes.flower_install import LaunchError, check_flower
 from fedhet.runtimes.local.early_server import EarlyServer
 from fedhet.runtimes.resources import check_machine
 from fedhet.runtimes.run_config import app_overrides
-from fedhet.natural_clients import with_natural_clients
 from fedhet.runtimes.runtime import Runtime, runtime_for
 from fedhet.sweep import session
 from fedhet.sweep.job import run_job

@@ -1,8 +1,8 @@
 """Heart disease at four hospitals, prepared as by FLamby: real sites with a published protocol.
 
 Data: Janosi, Steinbrunn, Pfisterer, Detrano: Heart Disease, UCI Machine Learning Repository, 1988.
-Protocol: Ogier du Terrail et al.: FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning
-in Realistic Healthcare Settings, NeurIPS 2022, https://arxiv.org/abs/2210.04620 (Fed-Heart-Disease).
+Protocol: Ogier du Terrail et al.: FLamby: Datasets and Benchmarks for Cross-Silo Federated
+Learning in Realistic Healthcare Settings, NeurIPS 2022, https://arxiv.org/abs/2210.04620 (Fed-Heart-Disease).
 
 The columns slope, ca and thal, which most hospitals have not measured, are left out, and then the
 rows with a missing value: 740 of 920 patients stay. The type of chest pain and the resting ECG
