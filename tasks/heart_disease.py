@@ -2,7 +2,8 @@
 
 Data: Janosi, Steinbrunn, Pfisterer, Detrano: Heart Disease, UCI Machine Learning Repository, 1988.
 Protocol: Ogier du Terrail et al.: FLamby: Datasets and Benchmarks for Cross-Silo Federated
-Learning in Realistic Healthcare Settings, NeurIPS 2022, https://arxiv.org/abs/2210.04620 (Fed-Heart-Disease).
+Learning in Realistic Healthcare Settings, NeurIPS 2022, https://arxiv.org/abs/2210.04620
+(Fed-Heart-Disease).
 
 The columns slope, ca and thal, which most hospitals have not measured, are left out, and then the
 rows with a missing value: 740 of 920 patients stay. The type of chest pain and the resting ECG
@@ -74,7 +75,10 @@ def load(
     for group in groups:
         scaled[group] = _scaled(inputs[group], inputs[group & train])
     chosen = train & np.isin(names, known if hospitals is None else list(hospitals))
-    rows_of = lambda part: (scaled[part].astype(np.float32), labels[part], names[part])  # noqa: E731
+
+    def rows_of(part: NDArray[np.bool_]) -> Rows:
+        return scaled[part].astype(np.float32), labels[part], names[part]
+
     return rows_of(chosen), rows_of(~train)
 
 

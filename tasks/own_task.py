@@ -102,6 +102,7 @@ class OwnTask(Measured, Partitioned):
         columns: the statistics of a table's columns, if the sites have fitted them together.
     """
 
+    config: OwnConfig
     vocabulary = None
 
     def __init__(

@@ -70,6 +70,8 @@ def kind_of(config: AnyConfig) -> Kind | None:
 class Task(Measured, Partitioned):
     """Model, examples and loss; reads examples only when they are needed."""
 
+    config: ImageConfig | TextConfig
+
     def __init__(
         self,
         config: ImageConfig | TextConfig,
