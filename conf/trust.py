@@ -16,7 +16,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedhet.common.configured import Configured
 from fedhet.common.errors import ConfigError
 from fedhet.common.outside import home_of, import_name, import_target, is_name, is_standard
 from fedhet.common.results import CONFIG
@@ -106,7 +105,7 @@ def _is_known(key: str, text: str, known: Collection[str]) -> bool:
     if not (ours or is_standard(module) or _is_within(module, known)):
         return False
     found = import_target(key, text) if is_class else import_name(key, text)  # refuses a standard
-    if isinstance(found, type) and issubclass(found, Configured) and ours:
+    if isinstance(found, type) and ours:
         return home_of(found).startswith("fedhet.strategies.")
     return _is_within(home_of(found), known)
 

@@ -185,7 +185,7 @@ class TableDecoder:
             try:
                 value = self.encoding.encode(row.value)
             except ConfigError as error:
-                raise ConfigError(f"{self.table.origin}, example {number}: {error}") from None
+                raise type(error)(f"{self.table.origin}, example {number}: {error}") from None
             except Exception as error:  # each of Pillow's decoders raises its own
                 raise DamagedFileError(
                     f"{self.table.origin} cannot be read: example {number} is damaged, or not what "

@@ -83,7 +83,7 @@ def test_a_policy_refuses_a_run_as_the_page_says(row, tmp_path):
 
 CENTRAL = ["strategy/differential_privacy=central_fixed", "strategy/aggregator=uniform_mean"]
 LOCAL = "strategy/differential_privacy=local"
-FIT = ["task=tabular", "task.data_options.fit=federated", "task.data_options.target=sick"]
+FIT = ["task=tabular", "task.data_options.fit=federated", "task.target=sick"]
 FIT += ["task.data_options.numeric=[a]", "task.data_options.categorical=[]", "task.classes=[y,n]"]
 REFUSED = [
     ("bundles: [ab]", ["runtime.simulation=false"], "query", "bundles=[ab]"),

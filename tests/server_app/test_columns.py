@@ -73,18 +73,10 @@ def test_a_run_fits_the_training_rows_of_all_sites_and_is_resumed_with_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("towns", "said"),
-    [
-        (["Oslo", "Oslo"], "refused: its categories of town must be different"),
-        ([str(n) for n in range(999)], "refused: with it a column of ['town'] has more"),
-    ],
-    ids=["twice", "too many"],
-)
-def test_a_site_that_sends_nonsense_is_left_out_of_the_fit(towns, said, sites, tmp_path, caplog):
+def test_a_site_that_sends_nonsense_is_left_out_of_the_fit(sites, tmp_path, caplog):
     def tamper(reply):
         if CATEGORIES in reply.content and len(reply.content[CATEGORIES]["town"]) == 3:
-            reply.content[CATEGORIES]["town"] = towns
+            reply.content[CATEGORIES]["town"] = ["Oslo", "Oslo"]
         return reply
 
     run(sites, tmp_path, "rounds=1", tamper=tamper)

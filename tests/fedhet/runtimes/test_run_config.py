@@ -25,6 +25,7 @@ def recipe(**changes: object) -> DictConfig:
         "participation": 1.0,
         "device": "cpu",
         "task": {"path": None},
+        "site": {"policy": None},
         "runtime": {"name": "flower", "client_cpus": 1, "client_gpus": None, "num_cpus": 2},
     }
     return OmegaConf.merge(OmegaConf.create(base), OmegaConf.create(changes))  # type: ignore[return-value]
