@@ -30,18 +30,18 @@ _PREFIXES = (CLIENT, RECEIVED, PERSONAL_TEST, PERSONAL)
 # Columns of metrics.jsonl and keys of summary.json, which docs/running.md explains.
 _TAKEN = frozenset(
     """
-    absent accuracy alarms attack_success best_accuracy best_model best_round bytes_down bytes_up
-    client_accuracy client_loss client_names clients clipped_share clipping_norm config_sha256 data
-    down_weighted dp_epsilon dp_epsilon_sampled dp_sensitivity drift_diversity dropped
-    effective_step
-    elapsed_seconds error failures fingerprint fit_seconds format gradient_reach late left_out
-    lorentz_distance loss lr lr_sum machine max_staleness metrics_sha256 model norm_ratio
-    num_examples num_steps own_metrics parameters_sha256 partition penalty penalty_share per_client
-    personal_accuracy personal_test_accuracy personal_test_loss prediction_sets received_accuracy
-    received_loss round rounds rounds_without_rows run seconds seconds_per_round seed server_folder
+    absent accuracy alarms attack_success best_accuracy best_model best_round bytes_down
+    bytes_up client_accuracy client_loss client_names clients clipped_share clipping_norm
+    config_sha256 data down_weighted dp_epsilon dp_epsilon_sampled dp_sensitivity
+    drift_diversity dropped effective_step elapsed_seconds error failures fingerprint
+    fit_seconds format gradient_reach late left_out lorentz_distance loss lr lr_sum machine
+    max_staleness metrics_sha256 model norm_ratio num_examples num_steps own_metrics
+    parameters_sha256 partition penalty penalty_share per_client personal_accuracy
+    personal_test_accuracy personal_test_loss prediction_sets received_accuracy received_loss
+    round rounds rounds_without_rows run seconds seconds_per_round seed server_folder
     server_seconds sha256 simulated_seconds soft_label_epsilon staleness standing_out state_lost
-    status step_norm stop_reason strategy strategy_class task train_loss update_cosine update_norm
-    versions wall_seconds
+    status step_norm stop_reason strategy strategy_class task train_loss update_cosine
+    update_norm versions wall_seconds
     """.split()
 )
 

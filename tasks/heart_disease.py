@@ -1,9 +1,9 @@
 """Heart disease at four hospitals, prepared as by FLamby: real sites with a published protocol.
 
 Data: Janosi, Steinbrunn, Pfisterer, Detrano: Heart Disease, UCI Machine Learning Repository, 1988.
-Protocol: Fed-Heart-Disease of Ogier du Terrail et al.: FLamby: Datasets and Benchmarks for
-Cross-Silo Federated Learning in Realistic Healthcare Settings, NeurIPS 2022,
-https://arxiv.org/abs/2210.04620.
+Protocol: Ogier du Terrail et al.: FLamby: Datasets and Benchmarks for Cross-Silo Federated
+Learning in Realistic Healthcare Settings, NeurIPS 2022, https://arxiv.org/abs/2210.04620
+(Fed-Heart-Disease).
 
 The columns slope, ca and thal, which most hospitals have not measured, are left out, and then the
 rows with a missing value: 740 of 920 patients stay. The type of chest pain and the resting ECG
@@ -75,11 +75,11 @@ def load(
     for group in groups:
         scaled[group] = _scaled(inputs[group], inputs[group & train])
     chosen = train & np.isin(names, known if hospitals is None else list(hospitals))
-    numbers = scaled.astype(np.float32)
-    return (
-        (numbers[chosen], labels[chosen], names[chosen]),
-        (numbers[~train], labels[~train], names[~train]),
-    )
+
+    def rows_of(part: NDArray[np.bool_]) -> Rows:
+        return scaled[part].astype(np.float32), labels[part], names[part]
+
+    return rows_of(chosen), rows_of(~train)
 
 
 class LogisticRegression(nn.Module):

@@ -470,7 +470,7 @@ class OwnTask(Measured, Partitioned):
     @cached_property
     def client_names(self) -> tuple[str, ...]:
         """The clients' names with partition=natural; () with another one."""
-        return () if self.by_client or self.by_folder else self.names_of(self._clients[0])
+        return () if self.by_client else self.names_of(lambda: self._clients[0])
 
     @property
     def num_natural_clients(self) -> int | None:

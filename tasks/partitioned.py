@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -31,11 +32,11 @@ class Partitioned(ABC):
     def client_names(self) -> tuple[str, ...]:
         """The clients' names with partition=natural; () with another one."""
 
-    def names_of(self, clients: NDArray[np.str_] | None) -> tuple[str, ...]:
-        """Return the clients' names, given whose each training example is."""
-        if self.partition.name != "natural" or clients is None:
+    def names_of(self, clients: Callable[[], NDArray[np.str_] | None]) -> tuple[str, ...]:
+        """Return the clients' names; ``clients`` gives whose each training example is."""
+        if self.partition.name != "natural" or (found := clients()) is None:
             return ()
-        return tuple(str(clients[rows[0]]) for rows in self.client_rows)
+        return tuple(str(found[rows[0]]) for rows in self.client_rows)
 
     def site_name(self, folder: Path | str | None) -> str | None:
         """Return the name that a site's own data give it, with partition=site."""

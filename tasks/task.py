@@ -257,7 +257,7 @@ class Task(Measured, Partitioned):
     @cached_property
     def client_names(self) -> tuple[str, ...]:
         """The clients' names with partition=natural; () with another one."""
-        return self.names_of(self.train_split.clients)
+        return self.names_of(lambda: self.train_split.clients)
 
     def class_counts(self) -> Indices:
         """Return the number of examples of each class that each client holds, (N, C)."""

@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedhet.common.flower.task_identity import set_identity
-from fedhet.conf import FOLDER, compose, plain_part
+from fedhet.conf import compose, plain_part
 from fedhet.conf.catalogue import method_of
+from fedhet.conf.mistakes import options_of
 from fedhet.server_app import app as server
 from fedhet.server_app.checkpoint import checkpoints
 from fedhet.strategies.wire.records import to_tensors
@@ -51,6 +52,7 @@ _AT_SERVER = {
     "strategy.dense.epochs": 1,  # not counted, and minutes long
     "strategy.dense.steps": 1,
 }
+_MODELS = {"fedbn": ["task.model=bn_cnn"]}  # the default model has no normalisation layers
 FILE = Path(__file__).with_name("costs.json")
 Sizes = Mapping[str, float]  # by name, as a share of the model
 
@@ -151,10 +153,10 @@ def stored(method: str) -> Cost:
 
 def main(names: Sequence[str]) -> None:
     """Measure the named methods, or all, and store what was found."""
-    methods = names or sorted(path.stem for path in (FOLDER / "strategy").glob("*.yaml"))
+    methods = names or options_of("strategy")
     found = json.loads(FILE.read_text(encoding="utf-8")) if names and FILE.exists() else {}
     for name in methods:
-        found[name] = asdict(measure(f"strategy={name}"))
+        found[name] = asdict(measure(f"strategy={name}", *_MODELS.get(name, ())))
         FILE.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n", encoding="utf-8")
 
 

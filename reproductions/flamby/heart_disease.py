@@ -24,15 +24,14 @@ from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
 from fedhet.report.run_data import find_runs
 from fedhet.tasks.heart_disease import load
 
-POOLED = "pooled"
+POOLED, ROWS = "pooled", "rows"
 
 
 def accuracies(folder: Path) -> dict[str, float]:
-    """Return the accuracy in percent on each hospital's test rows, and on all of them.
+    """Return the accuracy in percent at each hospital, on all rows, and on the pooled test set.
 
-    As in FLamby, a hospital's rows are normalised by its own training rows, and all of them, for
-    the last value, by those of all hospitals. Each hospital's own model has no such value: it is
-    the mean over the rows.
+    As in FLamby, a hospital's rows are normalised by its own training rows, and those of the pooled
+    test set by those of all hospitals. The models that hospitals keep have no pooled test set.
     """
     recipe = recipe_of(folder)
     inputs, labels, clients = load(path=recipe.task.path)[1]
@@ -40,13 +39,14 @@ def accuracies(folder: Path) -> dict[str, float]:
     if recipe.evaluation.model == "clients":
         row = read_rows(folder / METRICS)[-1]["per_client"]["personal_accuracy"]
         found = {str(names[int(client)]): 100 * value for client, value in row.items()}
-        every = sum(found[name] * size for name, size in zip(names.tolist(), sizes, strict=True))
-        return {**found, POOLED: every / sizes.sum()}
-    model = model_of(folder, task_of(recipe, label_metadata_of(folder))).eval()
-    right = _right(model, inputs, labels)
-    found = {name: 100 * float(right[clients == name].mean()) for name in names.tolist()}
-    pooled = load(path=recipe.task.path, normalise="pooled")[1][0]
-    return {**found, POOLED: 100 * float(_right(model, pooled, labels).mean())}
+    else:
+        model = model_of(folder, task_of(recipe, label_metadata_of(folder))).eval()
+        right = _right(model, inputs, labels)
+        found = {str(name): 100 * float(right[clients == name].mean()) for name in names}
+        pooled = load(path=recipe.task.path, normalise="pooled")[1][0]
+        found[POOLED] = 100 * float(_right(model, pooled, labels).mean())
+    every = sum(found[str(name)] * size for name, size in zip(names, sizes, strict=True))
+    return {**found, ROWS: every / sizes.sum()}
 
 
 def cells(folder: Path) -> Iterator[dict[str, Any]]:
@@ -71,12 +71,12 @@ def _right(model: Any, inputs: NDArray[Any], labels: NDArray[Any]) -> NDArray[An
 def _method(summary: dict[str, Any], recipe: Any) -> str:
     name = str(summary["strategy"])
     if hospitals := recipe.task.data_options.hospitals:
-        return f"local {hospitals[0]}"
+        return f"local_{hospitals[0]}"
     if name == "centralised":
         return POOLED
     if recipe.participation < 1:
         return "cyclic"
-    return f"{name}, softmax" if recipe.task.model == "torch.nn:Linear" else name
+    return f"{name}_softmax" if recipe.task.model == "torch.nn:Linear" else name
 
 
 if __name__ == "__main__":
