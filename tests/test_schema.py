@@ -25,6 +25,7 @@ from fedhet.tasks.config import INPUTS
 from fedhet.tasks.losses import KINDS, LOSSES
 from fedhet.tasks.models import ALL, ON_TEXT
 from fedhet.tasks.partitions import FLAVOURS
+from fedhet.tasks.partitions.config import COMMON
 from tests.recipes import changed
 from tests.refused import refused
 
@@ -317,7 +318,7 @@ def test_the_schema_has_what_the_constructors_have():
     assert set(partitions) == set(FLAVOURS)
     for name, options in FLAVOURS.items():
         keys = fields_of(partitions[name])
-        assert set(keys) == {"name", "holdout", "seed", "unseen", *options}
+        assert set(keys) == {*COMMON, *options}
         assert {key: keys[key].default for key in options} == options
     local = set(fields_of(Recipe.model_fields["local"].annotation))
     assert set(LocalTrainingConfig.__dataclass_fields__) - {"phases"} <= local

@@ -263,6 +263,8 @@ def _values(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
 def _plain(value: object) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
+    if isinstance(value, list):
+        value = ", ".join(map(str, value)) or None
     return "none" if value is None else str(value)
 
 

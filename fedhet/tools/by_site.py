@@ -255,7 +255,8 @@ def best_threshold(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> fl
     if len(set(labels.tolist())) < 2:
         return None
     wrong, right, thresholds = roc_curve(labels, scores)
-    return float(thresholds[int(np.argmax(np.round(right - wrong, 12)))])  # equal but for rounding
+    gain = (right - wrong).round(12)  # or rounding would decide between equal ones
+    return float(thresholds[int(np.argmax(gain))])
 
 
 def _threshold_of_others(binary: Mapping[int, Scored], client: int) -> float | None:

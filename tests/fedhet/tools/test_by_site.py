@@ -53,12 +53,15 @@ def test_every_model_is_evaluated_at_every_site(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_personalised_models_are_those_that_the_clients_keep(tmp_path, refused):
-    """FedPer's clients share no whole model: only their own are evaluated."""
-    folder = tmp_path / "run"
-    summary = run_recipe(folder, *HELD_OUT, "strategy=fedper", "evaluation.model=both")
+    """Ditto's are those that the run has scored; FedPer's clients share no whole model."""
+    folder = tmp_path / "fedper"
+    run_recipe(folder, *HELD_OUT, "strategy=fedper")
     found = evaluate_sites(folder, cross=True)
-    assert not found.shared
-    assert found.decisions is None
+    assert (found.models, found.shared, found.decisions) == ((0, 1, 2), {}, None)
+    folder = tmp_path / "ditto"
+    summary = run_recipe(folder, *HELD_OUT, "strategy=ditto", "evaluation.model=both")
+    found = evaluate_sites(folder, cross=True)
+    assert set(found.shared) == set(found.own) == {"accuracy", "loss", "f1"}
     assert np.mean(found.own["accuracy"]) == pytest.approx(summary["personal_accuracy"], abs=1e-6)
     assert np.diag(found.matrix["accuracy"]) == pytest.approx(found.own["accuracy"])
     assert "--best" in refused(main, folder, "--cross-site", "--best")
@@ -84,7 +87,7 @@ def test_a_binary_task_has_a_threshold_of_the_other_sites(tmp_path):
         f"{x:.4f},{'ill' if x + random.normal() > 1 else 'well'}" for x in random.normal(size=90)
     ]
     (tmp_path / "rows.csv").write_text("\n".join(["x,y", *rows]) + "\n")
-    table = [f"task.data_options.path={tmp_path / 'rows.csv'}", "task.data_options.target=y"]
+    table = [f"task.path={tmp_path / 'rows.csv'}", "task.target=y"]
     run_recipe(
         tmp_path / "run",
         *("task=tabular", *table, "task.classes=[well,ill]", "partition=iid", "clients=3"),
