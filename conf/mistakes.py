@@ -46,7 +46,8 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
     known = [one for one in known_keys(values) if one != key]
     group, _, name = key.rpartition(".")
     top = key.partition(".")[0]
-    below = [one for one, _ in leaves({top: values.get(top) or {}}) if one.endswith(f".{name}")]
+    there = [one for one, _ in leaves({top: values.get(top) or {}}) if one != key]
+    below = [one for one in there if one.endswith(f".{name}")]
     if group == "task" and key in known_keys(values):
         return f"unknown key {key}: this task's file leaves it out; write +{key}={value}"
     if owners := _owners(key):

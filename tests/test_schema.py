@@ -258,7 +258,7 @@ WORDS = [
     ("epochs=3", "epochs local.epochs"),
     ("rounds.x=3", "rounds.x rounds"),
     ("+strategy.foo.bar=1", "strategy.foo.bar"),
-    ("+strategy.sam.rho=1", "strategy.sam.rho strategy=fedmrur fedsam"),
+    ("+strategy.sam.rho=1", "strategy.sam.rho strategy=fedgamma fedsam"),
     ("strategy.sam.rho=1", "strategy=fedavg"),
     ("strategy.asynchronous.buffer=2", "strategy=fedasync fedbuff strategy=fedavg"),
     ("partition.classes=2", "partition=pathological partition=dirichlet"),
