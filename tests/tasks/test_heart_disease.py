@@ -44,7 +44,7 @@ def test_two_thirds_of_each_hospitals_complete_rows_are_to_train_on(path):
         assert constant[3] == (name == "south")  # chol, which is 0 there
 
 
-def test_all_rows_may_be_normalised_together_and_one_hospital_train_alone(path):
+def test_all_rows_may_be_normalised_together_and_one_hospital_train_alone(path, monkeypatch):
     train, _ = load(path=str(path), normalise="pooled")
     np.testing.assert_allclose(train[0].mean(axis=0), 0, atol=1e-5)
     alone, test = load(path=str(path), hospitals=["east"])
@@ -52,8 +52,8 @@ def test_all_rows_may_be_normalised_together_and_one_hospital_train_alone(path):
     for wrong in ({"hospitals": ["west"]}, {"normalise": "never"}):
         with refused(f"task.data_options.{next(iter(wrong))}"):
             load(path=str(path), **wrong)
+    monkeypatch.delenv("FEDHET_DATA", raising=False)
     with refused("task.path", "FEDHET_DATA"):
-        pytest.MonkeyPatch().delenv("FEDHET_DATA", raising=False)
         load()
 
 
