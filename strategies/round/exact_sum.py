@@ -76,7 +76,7 @@ class ExactSum:
         if not self._like:
             self._begin(tensors)
         self.keep()
-        at, space = 0, _space()
+        at, space = 0, _space(self._parts[0].shape[1])
         for flat in self._flat(tensors):
             scale = flat.dtype.type(weight * _HIGH)
             for start in range(0, len(flat), _BLOCK):
@@ -148,7 +148,7 @@ class ExactSum:
     def _value(self, start: int, end: int, divisor: float, dtype: torch.dtype) -> Tensor:
         wide = np.float32 if dtype == torch.float32 else np.float64
         value = np.empty(end - start, wide)  # in large pages, as torch.empty is not
-        constants, space = self._constants(), _space()
+        constants, space = self._constants(), _space(end - start)
         for at in range(start, end, _BLOCK):
             first, *rest = (part[:, at : min(at + _BLOCK, end)] for part in self._parts)
             numbers = first - constants
@@ -176,9 +176,12 @@ class ExactSum:
         yield from flat[len(small) :]
 
 
-def _space() -> NDArray[np.float64]:
-    """Return room for two numbers of each of a block's."""
-    return np.empty((2, _BLOCK))
+def _space(numbers: int) -> NDArray[np.float64]:
+    """Return room for two numbers of each of a block's; small models must not pay for a large one.
+
+    ``numbers`` is how many there are in all.
+    """
+    return np.empty((2, min(_BLOCK, numbers)))
 
 
 def _wide(tensor: Tensor) -> Tensor:
