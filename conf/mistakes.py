@@ -201,10 +201,7 @@ def _option_here(group: str, option: str, allowed: Sequence[str]) -> str:
     if group == METHODS and name.isidentifier() and name[0].isupper():
         return f"{METHODS}={module}:{name}"
     if group == "task" and option.endswith((".csv", ".parquet")):
-        key = (
-            "data_options.path" if "path" in options_in_file("tabular", "data_options") else "path"
-        )
-        return f"task=tabular task.{key}={option}"
+        return f"task=tabular task.path={option}"
     others = [one for one in groups() if one.startswith("strategy/") and option in options_of(one)]
     return f"{others[0]}={option}" if others else ""
 
