@@ -39,7 +39,7 @@ from fedhet.strategies.base import (
     subtract,
 )
 from fedhet.strategies.components.aggregators import UniformMean
-from fedhet.strategies.fedsam import SAM
+from fedhet.strategies.fedsam import SAM, sam_settings
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.update_diagnostics import norm
@@ -109,18 +109,7 @@ class FedLESAM(Method):
     """
 
     replaces = frozenset({"optimizer"})
-    settings = MappingProxyType(
-        {
-            "local.optimizer": "fedlesam",
-            "local.optimizers.fedlesam": {
-                "_target_": "fedhet.strategies.fedlesam.LESAM",
-                "rho": "${strategy.fedlesam.rho}",
-                "momentum": "${local.momentum}",
-                "weight_decay": "${local.weight_decay}",
-                "momentum_layers": "${local.momentum_layers}",
-            },
-        }
-    )
+    settings = sam_settings("fedlesam", f"{__name__}.LESAM", rho="${strategy.fedlesam.rho}")
     requires = MappingProxyType({"local.optimizer": "fedlesam"})
 
     rho: NotNegative = 0.1

@@ -29,8 +29,9 @@ FedMRUR's paper, too large for a small network unless it is adaptive: tune it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,22 +120,28 @@ class SAM:
         torch._foreach_add_(params, grads)
 
 
+def sam_settings(name: str, target: str, **own: str) -> Mapping[str, Any]:
+    """Return the recipe's settings for a local optimizer of :class:`SAM`'s kind.
+
+    Args:
+        name: of the optimizer in the recipe.
+        target: its class, ``package.module.Class``.
+        own: its arguments beside those of SGD's step, as references to the method's keys.
+    """
+    step = {key: f"${{local.{key}}}" for key in ("momentum", "weight_decay", "momentum_layers")}
+    chosen = {"_target_": target, **own, **step}
+    return MappingProxyType({"local.optimizer": name, f"local.optimizers.{name}": chosen})
+
+
 class SharpnessAware(MethodPart):
     """Sharpness-aware local steps."""
 
     name = "sam"
-    settings = MappingProxyType(
-        {
-            "local.optimizer": "sam",
-            "local.optimizers.sam": {
-                "_target_": "fedhet.strategies.fedsam.SAM",
-                "rho": "${strategy.sam.rho}",
-                "adaptive": "${strategy.sam.adaptive}",
-                "momentum": "${local.momentum}",
-                "weight_decay": "${local.weight_decay}",
-                "momentum_layers": "${local.momentum_layers}",
-            },
-        }
+    settings = sam_settings(
+        "sam",
+        f"{__name__}.SAM",
+        rho="${strategy.sam.rho}",
+        adaptive="${strategy.sam.adaptive}",
     )
     requires = MappingProxyType({"local.optimizer": "sam"})
 

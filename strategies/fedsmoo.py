@@ -41,7 +41,7 @@ from fedhet.strategies.base import (
 )
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.feddyn import FedDynServer
-from fedhet.strategies.fedsam import SAM
+from fedhet.strategies.fedsam import SAM, sam_settings
 from fedhet.strategies.fedspeed import ProximalClient
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
@@ -141,18 +141,7 @@ class FedSMOO(Method):
     """
 
     replaces = frozenset({"aggregator", "optimizer", "server_optimizer"})
-    settings = MappingProxyType(
-        {
-            "local.optimizer": "fedsmoo",
-            "local.optimizers.fedsmoo": {
-                "_target_": "fedhet.strategies.fedsmoo.DualSAM",
-                "rho": "${strategy.fedsmoo.rho}",
-                "momentum": "${local.momentum}",
-                "weight_decay": "${local.weight_decay}",
-                "momentum_layers": "${local.momentum_layers}",
-            },
-        }
-    )
+    settings = sam_settings("fedsmoo", f"{__name__}.DualSAM", rho="${strategy.fedsmoo.rho}")
     requires = MappingProxyType(
         {
             "local.optimizer": "fedsmoo",
