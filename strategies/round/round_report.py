@@ -32,8 +32,7 @@ class RoundReport:
     lr: float = 0.0  # the local learning rate
     clients: Sequence[int] = ()  # whose replies were aggregated
     names: Mapping[int, str] = field(default_factory=dict)  # of the clients that have one
-    # clients that were not connected when the round began, or that secure rounds do without
-    absent: Sequence[int] = ()
+    absent: Sequence[int] = ()  # clients that were not connected when the round began
     dropped: Sequence[int] = ()  # of a simulated system: asked, but they never answer
     late: Sequence[int] = ()  # the same: they answer after the round's end
     staleness: Sequence[int] = ()  # of asynchronous rounds: steps since each client started
@@ -55,7 +54,6 @@ class RoundReport:
     client_evaluation: Mapping[str, float] = field(default_factory=dict)
     # with evaluation.per_client: by the name of a mean in the row, each client's own value by id
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
-    searching: bool = False  # the round failed, and has narrowed down by whom
     fatal: Exception | None = None  # the run ends with this round
 
     def take_selection(self, selection: Selection) -> None:
@@ -180,8 +178,6 @@ class StrategyState(ClientVersions):
     clock: float = 0.0  # simulated seconds
     # of asynchronous rounds: version and end of the clients that train, by client id as text
     in_flight: dict[str, list[float]] = field(default_factory=dict)
-    # of secure rounds: the search for clients that spoil sums (modes/secure/spoilers.py)
-    spoilers: dict[str, Any] = field(default_factory=dict)
     # by client id, the scores of its own model when it was last trained
     personal: dict[int, dict[str, float]] = field(default_factory=dict)
     # the state of every side and of the server optimiser, by "<owner>/<group>"
