@@ -23,7 +23,6 @@ from fedhet.strategies.base import (
     STATE_LOST,
     ClientData,
     ClientSide,
-    FinetunesOtherwise,
     LocalContext,
     LocalOptimizer,
     LocalSummary,
@@ -417,9 +416,7 @@ class FederatedClient(NumPyClient):
 
     def _finetune(self, state: ClientState, round: int, lr: float, epochs: int) -> None:
         options = replace(self.options, epochs=epochs, steps=None, phases=())
-        optimizer = self.optimizer
-        if isinstance(optimizer, FinetunesOtherwise):
-            optimizer, lr = optimizer.for_finetuning(lr)
+        optimizer, lr = self.optimizer.for_finetuning(lr)
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
             context = self._context(dict(state), round, lr, for_sides)
             train_locally(context, [], optimizer, options, generator)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedhet.strategies.base import ClientData, DrawsBatches, LocalOptimizer
+from fedhet.strategies.base import ClientData, LocalOptimizer
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 
 
@@ -21,7 +21,7 @@ def why_not(
     """
     if len(data) == 0:
         return "no training example"
-    needed = optimizer.batches_per_step if isinstance(optimizer, DrawsBatches) else 1
+    needed = optimizer.batches_per_step
     batches = options.batches(len(data))
     lengths = [phase.epochs for phase in options.schedule()]
     if any(length is not None and length * batches < needed for length in lengths):

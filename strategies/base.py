@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,11 @@ Tensors = Mapping[str, Tensor]  # by parameter (or statistic) name
 Payloads = Mapping[str, Tensors]  # by payload name
 Shapes = Mapping[str, Mapping[str, tuple[int | None, ...]]]  # None: not known beforehand
 Batch = tuple[Tensor, Tensor]  # inputs (B, ...), labels (B,)
+# What a local step is made of: it draws batches; puts the gradient of the local objective into
+# ``.grad`` and returns the loss; and, once a step, lets the sides edit ``.grad`` and then clips it.
+NextBatch = Callable[[], Batch]
+Backward = Callable[[Batch], Tensor]
+Correct = Callable[[], None]
 Weighting = Literal["examples", "clients"]  # clients weigh n_i, or all the same
 
 STATE_LOST = "state-lost"  # a reply's metric: the client has lost the state it had
@@ -224,47 +229,35 @@ class Step:
     context: LocalContext
 
 
-class LocalOptimizer(Protocol):
-    """Takes local steps; started afresh every round."""
+class LocalOptimizer:
+    """Takes local steps; started afresh every round.
 
-    @property
-    def momentum(self) -> float | None:
-        """Momentum of the ``stateful`` tensors; None where a step is no sum of gradients (Adam)."""
+    Attributes:
+        momentum: of the ``stateful`` tensors; None where a step is no sum of gradients (Adam).
+    """
 
-    def start(self, params: Tensors, lr: float) -> None:
-        """Begin a round on these trainable tensors with step size ``lr``."""
-
-    def step(
-        self,
-        next_batch: Callable[[], Batch],
-        backward: Callable[[Batch], Tensor],
-        correct: Callable[[], None],
-    ) -> Tensor:
-        """Take one step and return its loss (detached scalar, left on the device).
-
-        ``backward`` puts the gradient of the local objective into ``.grad`` and returns the loss;
-        ``correct``, called once a step, lets the sides edit ``.grad`` and then clips it.
-        """
-
-    def stateful(self, names: Sequence[str]) -> list[str]:
-        """Return the named tensors whose step is not plain SGD (momentum, Adam)."""
-
-
-@runtime_checkable
-class FinetunesOtherwise(Protocol):
-    """A local optimizer with which a client does not fine-tune the model before it scores it."""
-
-    def for_finetuning(self, lr: float) -> tuple[LocalOptimizer, float]:
-        """Return the optimizer and the step size for that, instead of itself and ``lr``."""
-
-
-@runtime_checkable
-class DrawsBatches(Protocol):
-    """A local optimizer that draws several batches for a step."""
+    momentum: float | None
 
     @property
     def batches_per_step(self) -> int:
-        """How many."""
+        """How many batches a step draws."""
+        return 1
+
+    def start(self, params: Tensors, lr: float) -> None:
+        """Begin a round on these trainable tensors with step size ``lr``."""
+        raise NotImplementedError
+
+    def step(self, next_batch: NextBatch, backward: Backward, correct: Correct) -> Tensor:
+        """Take one step and return its loss (detached scalar, left on the device)."""
+        raise NotImplementedError
+
+    def stateful(self, names: Sequence[str]) -> list[str]:
+        """Return the named tensors whose step is not plain SGD (momentum, Adam)."""
+        return []
+
+    def for_finetuning(self, lr: float) -> tuple[LocalOptimizer, float]:
+        """Return what fine-tunes the model before a client scores it, and its step size."""
+        return self, lr
 
 
 class ClientSide:
@@ -346,16 +339,38 @@ class ClientSide:
         """
 
 
-class ServerSide:
+class ServerPart:
+    """A part of the server's step with a state: a server side, optimizer or robust aggregator.
+
+    Attributes:
+        kept: names of its attributes, each tensors by name, that must survive a restart.
+        coupled_state: keys of the client state from which its state is computed, as c from all c_i.
+            When a client loses its state, ``init`` is called again and all clients drop these keys.
+            This happens once per client: if it loses its state again, its replies are rejected.
+    """
+
+    kept: tuple[str, ...] = ()
+    coupled_state: frozenset[str] = frozenset()
+
+    def init(self, params: Tensors) -> None:
+        """Start from the initial trainable shared tensors."""
+
+    def state_dict(self) -> Payloads:
+        """Return everything that must survive a restart, as named groups of tensors."""
+        return {name: getattr(self, name) for name in self.kept}
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore what ``state_dict`` returned."""
+        for name in self.kept:
+            setattr(self, name, dict(state.get(name, {})))
+
+
+class ServerSide(ServerPart):
     """A method's server half; every hook does nothing by default.
 
     Attributes:
         needs: payloads that the clients must send.
         sends: payloads that ``broadcast`` returns.
-        coupled_state: keys of the client state from which this side's state is computed, as c from
-            all c_i. When a client loses its state, ``init`` is called again and all clients drop
-            these keys. This happens once per client: if it loses its state again, its replies are
-            rejected.
         adds: payloads that ``receive`` adds to the replies, to be summed with the others.
         reads: what it reads of the replies; Reads.REPLIES by default if it overrides ``receive``.
             If no part reads replies, the server adds up each one and frees it.
@@ -365,7 +380,6 @@ class ServerSide:
 
     needs: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
-    coupled_state: frozenset[str] = frozenset()
     adds: frozenset[str] = frozenset()
     reads: Reads = Reads.SUM
     leaves: Reads = Reads.ALL
@@ -376,9 +390,6 @@ class ServerSide:
         super().__init_subclass__()
         if "receive" in cls.__dict__ and "reads" not in cls.__dict__:
             cls.reads = Reads.REPLIES
-
-    def init(self, params: Tensors) -> None:
-        """Start from the initial trainable shared tensors."""
 
     def broadcast(self, client_id: int) -> Payloads:
         """Return the payloads named in ``sends`` for one client."""
@@ -408,13 +419,6 @@ class ServerSide:
     def metrics(self) -> Mapping[str, float]:
         """Return scalars to report of the finished round, by name."""
         return {}
-
-    def state_dict(self) -> Payloads:
-        """Return everything that must survive a restart, as named groups of tensors."""
-        return {}
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore what ``state_dict`` returned."""
 
 
 # ---- arithmetic by tensor name -------------------------------------------------------------------

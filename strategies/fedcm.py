@@ -121,7 +121,7 @@ class ClientMomentumServer(ServerSide):
         source: see :class:`ClientMomentum`.
     """
 
-    sends = frozenset({MOMENTUM})
+    sends, kept = frozenset({MOMENTUM}), (MOMENTUM,)
     reads = Reads.STEPS
 
     def __init__(self, alpha: float, source: Source) -> None:
@@ -191,14 +191,6 @@ class ClientMomentumServer(ServerSide):
                 *(stretch, factor, stretch * (1.0 - self.alpha)),
             )
         self._warned = True
-
-    def state_dict(self) -> Payloads:
-        """Return m."""
-        return {MOMENTUM: self.momentum}
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore m."""
-        self.momentum = dict(state[MOMENTUM])
 
 
 def _lr_sum(total: ReplySum, *, robust: bool) -> float:

@@ -48,6 +48,7 @@ from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.model_outputs import Participants
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
+from fedhet.strategies.slots import ServerOptimizer
 
 DRIFT_SUM = "drift_sum"
 
@@ -90,10 +91,10 @@ class FedDynClient(ClientSide):
             state[DRIFT_SUM] = {n: h[n] + sent.to(h[n]) for n, sent in reply.update.items()}
 
 
-class FedDynServer:
+class FedDynServer(ServerOptimizer):
     """The server half, a server optimizer: x <- x + Delta + H; without H where alpha is 0."""
 
-    coupled_state = frozenset({DRIFT_SUM})
+    coupled_state, kept = frozenset({DRIFT_SUM}), (DRIFT_SUM,)
 
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
@@ -111,14 +112,6 @@ class FedDynServer:
         share = cohort.size / cohort.num_clients
         self.drift_sum = {n: mean + share * update[n] for n, mean in self.drift_sum.items()}
         return {name: value + self.drift_sum[name] for name, value in stepped.items()}
-
-    def state_dict(self) -> Payloads:
-        """Return H."""
-        return {DRIFT_SUM: self.drift_sum}
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore H."""
-        self.drift_sum = dict(state.get(DRIFT_SUM, {}))
 
 
 class FedDyn(Method):

@@ -21,8 +21,9 @@ by the i-th single number of the flattened Delta; here each number has its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,16 +31,19 @@ from torch import Tensor
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import NotNegative
 from fedhet.strategies.base import (
-    Batch,
+    Backward,
     ClientSide,
+    Correct,
     LocalContext,
     LocalSummary,
+    NextBatch,
     Payloads,
     Tensors,
     subtract,
 )
 from fedhet.strategies.components.aggregators import UniformMean
-from fedhet.strategies.fedsam import SAM, sam_settings
+from fedhet.strategies.components.local_optimizers import optimizer_settings
+from fedhet.strategies.fedsam import SAM
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.update_diagnostics import norm
@@ -55,7 +59,9 @@ class LESAM(SAM):
         direction: to go there, by the names of the tensors that move; none in a first round.
     """
 
-    direction: Tensors = MappingProxyType({})
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.direction: Tensors = {}
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size."""
@@ -64,12 +70,7 @@ class LESAM(SAM):
         factor = self.rho / (norm(self.direction) + _LEAST_NORM)
         self.perturbation = [factor * value for value in self.direction.values()]
 
-    def step(
-        self,
-        next_batch: Callable[[], Batch],
-        backward: Callable[[Batch], Tensor],
-        correct: Callable[[], None],
-    ) -> Tensor:
+    def step(self, next_batch: NextBatch, backward: Backward, correct: Correct) -> Tensor:
         """Take one step and return the loss at y + e."""
         batch = next_batch()
         start = [param.detach().clone() for param in self.moved]
@@ -77,7 +78,7 @@ class LESAM(SAM):
         loss = backward(batch)
         self._place(start)
         correct()
-        self.outer.move()
+        self.move()
         return loss
 
     @torch.no_grad()
@@ -109,7 +110,7 @@ class FedLESAM(Method):
     """
 
     replaces = frozenset({"optimizer"})
-    settings = sam_settings("fedlesam", f"{__name__}.LESAM", rho="${strategy.fedlesam.rho}")
+    settings = optimizer_settings("fedlesam", LESAM, "rho")
     requires = MappingProxyType({"local.optimizer": "fedlesam"})
 
     rho: NotNegative = 0.1

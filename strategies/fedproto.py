@@ -93,21 +93,21 @@ class PrototypeServer(ServerSide):
     """Keeps the prototypes, the class-wise means of everybody's features."""
 
     needs, sends = frozenset({PROTOTYPE_SUMS}), frozenset({PROTOTYPES})
-
-    def __init__(self) -> None:
-        self.sent: dict[str, Tensor] = {}
+    kept = (PROTOTYPES,)
 
     def init(self, params: Tensors) -> None:
         """Start without prototypes."""
-        self.sent = {}  # one object for all clients of a round: it is serialised once
+        # one object for all clients of a round: it is serialised once
+        self.prototypes: dict[str, Tensor] = {}
 
     def broadcast(self, client_id: int) -> Payloads:
         """Send the prototypes (C, d), a row of zeros for a class without; nothing in round 1."""
-        return {PROTOTYPES: self.sent}
+        return {PROTOTYPES: self.prototypes}
 
     def expected(self) -> Shapes:
         """Sums (C, d) and counts (C,); C and d are open in round 1."""
-        classes, size = self.sent[MEANS].shape if self.sent else (None, None)
+        known = self.prototypes.get(MEANS)
+        classes, size = (None, None) if known is None else known.shape
         return {PROTOTYPE_SUMS: {SUMS: (classes, size), COUNTS: (classes,)}}
 
     def check(self, reply: Reply) -> None:
@@ -121,16 +121,8 @@ class PrototypeServer(ServerSide):
     def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
         """Take the mean of each class that somebody holds."""
         sums, counts = (total.payloads[PROTOTYPE_SUMS][name] for name in (SUMS, COUNTS))
-        old = self.sent.get(MEANS, torch.zeros_like(sums))
-        self.sent = {MEANS: class_means(sums, counts, old)}
-
-    def state_dict(self) -> Payloads:
-        """Return the prototypes."""
-        return {PROTOTYPES: self.sent}
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore them."""
-        self.sent = dict(state.get(PROTOTYPES, {}))
+        old = self.prototypes.get(MEANS, torch.zeros_like(sums))
+        self.prototypes = {MEANS: class_means(sums, counts, old)}
 
 
 class FedProto(Method):

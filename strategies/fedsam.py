@@ -29,17 +29,15 @@ FedMRUR's paper, too large for a small network unless it is adaptive: tune it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedhet.common.kinds import NotNegative
-from fedhet.strategies.base import Batch, Tensors
+from fedhet.strategies.base import Backward, Correct, NextBatch, Tensors
 from fedhet.strategies.components.aggregators import UniformMean
-from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.components.local_optimizers import SGD, optimizer_settings
 from fedhet.strategies.fedcm import ClientMomentum
 from fedhet.strategies.method import Method, MethodPart
 from fedhet.strategies.parts import Parts
@@ -47,42 +45,25 @@ from fedhet.strategies.parts import Parts
 _LEAST_NORM = 1e-7
 
 
-class SAM:
-    """SGD along the gradient at the steepest point nearby.
+class SAM(SGD):
+    """SGD along the gradient at the steepest point nearby, which ignores momentum and decay.
 
-    Args:
+    Attributes:
         rho: radius of the perturbation, in L2 norm over all trained tensors.
-        momentum, weight_decay, momentum_layers: as in components/local_optimizers.py's SGD, which
-            takes the step; the perturbation ignores them.
         adaptive: scale each number's part of the perturbation by the number's size.
     """
 
-    def __init__(
-        self,
-        rho: float,
-        momentum: float,
-        weight_decay: float,
-        momentum_layers: str,
-        *,
-        adaptive: bool = False,
-    ) -> None:
-        self.rho = rho
-        self.adaptive = adaptive
-        self.outer = SGD(
-            momentum=momentum, weight_decay=weight_decay, momentum_layers=momentum_layers
-        )
+    section = "local.optimizers"
+
+    rho: NotNegative
+    adaptive: bool = False
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size."""
+        super().start(params, lr)
         self.params = list(params.values())
-        self.outer.start(params, lr)
 
-    def step(
-        self,
-        next_batch: Callable[[], Batch],
-        backward: Callable[[Batch], Tensor],
-        correct: Callable[[], None],
-    ) -> Tensor:
+    def step(self, next_batch: NextBatch, backward: Backward, correct: Correct) -> Tensor:
         """Take one step and return the loss before it, at y."""
         batch = next_batch()
         loss = backward(batch)
@@ -94,17 +75,8 @@ class SAM:
             with torch.no_grad():
                 torch._foreach_copy_(trained, start)
         correct()
-        self.outer.move()
+        self.move()
         return loss
-
-    @property
-    def momentum(self) -> float:
-        """Momentum of the step that is taken."""
-        return self.outer.momentum
-
-    def stateful(self, names: Sequence[str]) -> list[str]:
-        """Return those of the named tensors whose step is not plain SGD."""
-        return self.outer.stateful(names)
 
     @torch.no_grad()
     def _ascend(self, params: list[Tensor]) -> None:
@@ -120,29 +92,11 @@ class SAM:
         torch._foreach_add_(params, grads)
 
 
-def sam_settings(name: str, target: str, **own: str) -> Mapping[str, Any]:
-    """Return the recipe's settings for a local optimizer of :class:`SAM`'s kind.
-
-    Args:
-        name: of the optimizer in the recipe.
-        target: its class, ``package.module.Class``.
-        own: its arguments beside those of SGD's step, as references to the method's keys.
-    """
-    step = {key: f"${{local.{key}}}" for key in ("momentum", "weight_decay", "momentum_layers")}
-    chosen = {"_target_": target, **own, **step}
-    return MappingProxyType({"local.optimizer": name, f"local.optimizers.{name}": chosen})
-
-
 class SharpnessAware(MethodPart):
     """Sharpness-aware local steps."""
 
     name = "sam"
-    settings = sam_settings(
-        "sam",
-        f"{__name__}.SAM",
-        rho="${strategy.sam.rho}",
-        adaptive="${strategy.sam.adaptive}",
-    )
+    settings = optimizer_settings("sam", SAM, "rho", "adaptive")
     requires = MappingProxyType({"local.optimizer": "sam"})
 
     rho: NotNegative = 0.1

@@ -21,6 +21,7 @@ and of the last e of each client.
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,8 +41,9 @@ from fedhet.strategies.base import (
     zeros_like,
 )
 from fedhet.strategies.components.aggregators import UniformMean
+from fedhet.strategies.components.local_optimizers import optimizer_settings
 from fedhet.strategies.feddyn import FedDynServer
-from fedhet.strategies.fedsam import SAM, sam_settings
+from fedhet.strategies.fedsam import SAM
 from fedhet.strategies.fedspeed import ProximalClient
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
@@ -56,11 +58,13 @@ class DualSAM(SAM):
 
     Attributes:
         common: s, by the names of the tensors that have it.
-        dual: m_i, which steps change in place.
+        dual: m_i, which steps change in place; without, it is plain SAM.
     """
 
-    common: Tensors = MappingProxyType({})
-    dual: Tensors = MappingProxyType({})  # none: plain SAM
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.common: Tensors = {}
+        self.dual: Tensors = {}
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size."""
@@ -103,7 +107,7 @@ class PerturbationClient(ClientSide):
 class PerturbationServer(ServerSide):
     """Keeps s, the common perturbation of length rho."""
 
-    needs, sends = frozenset({DUAL}), frozenset({COMMON})
+    needs, sends, kept = frozenset({DUAL}), frozenset({COMMON}), ("common",)
 
     def __init__(self, rho: float) -> None:
         self.rho = rho
@@ -126,14 +130,6 @@ class PerturbationServer(ServerSide):
         factor = self.rho / (norm(mean) + _LEAST_NORM)
         self.common = {name: factor * value for name, value in mean.items()}
 
-    def state_dict(self) -> Payloads:
-        """Return s."""
-        return {COMMON: self.common}
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore s."""
-        self.common = dict(state[COMMON])
-
 
 class FedSMOO(Method):
     """FedSMOO (Sun et al. 2023): FedSpeed, whose clients also agree on the perturbation, so that
@@ -141,7 +137,7 @@ class FedSMOO(Method):
     """
 
     replaces = frozenset({"aggregator", "optimizer", "server_optimizer"})
-    settings = sam_settings("fedsmoo", f"{__name__}.DualSAM", rho="${strategy.fedsmoo.rho}")
+    settings = optimizer_settings("fedsmoo", DualSAM, "rho")
     requires = MappingProxyType(
         {
             "local.optimizer": "fedsmoo",

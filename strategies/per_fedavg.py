@@ -34,7 +34,7 @@ ResNet's never move. Here they move in every pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -42,46 +42,34 @@ import torch
 from torch import Tensor
 
 from fedhet.common.kinds import NotNegative, Positive
-from fedhet.strategies.base import Batch, Tensors
-from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.base import Backward, Batch, Correct, NextBatch, Tensors
+from fedhet.strategies.components.local_optimizers import SGD, optimizer_settings
 from fedhet.strategies.method import Method
 
 Order = Literal["first", "hessian_free"]
-Backward = Callable[[Batch], Tensor]
 Grads = Sequence[Tensor | None]  # by param; None where a batch gives none
 
 
-class PerFedAvgOptimizer:
-    """Minimises the loss that remains after one gradient step.
+class PerFedAvgOptimizer(SGD):
+    """Minimises the loss that remains after one gradient step; moves by plain SGD.
 
-    Args:
-        alpha: size of that step.
-        order: "first" (no Hessian) or "hessian_free".
-        delta: hessian_free: how far apart, in gradients, its two gradients are taken.
-        same_batch: take all gradients of a step on one mini-batch (FedDW's released code).
+    Attributes:
+        alpha, order, delta, same_batch: see :class:`PerFedAvg`.
     """
 
-    def __init__(
-        self,
-        alpha: float,
-        order: Order,
-        delta: float,
-        same_batch: bool,
-    ) -> None:
-        self.alpha = alpha
-        self.order = order
-        self.delta = delta
-        self.same_batch = same_batch
-        self.outer = SGD()
+    section = "local.optimizers.per_fedavg"
+
+    alpha: NotNegative
+    order: Order = "first"
+    delta: Positive = 0.001
+    same_batch: bool = False
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size, beta."""
+        super().start(params, lr)
         self.params = list(params.values())
-        self.outer.start(params, lr)
 
-    def step(
-        self, next_batch: Callable[[], Batch], backward: Backward, correct: Callable[[], None]
-    ) -> Tensor:
+    def step(self, next_batch: NextBatch, backward: Backward, correct: Correct) -> Tensor:
         """Take one step and return the loss of the adapted model, f(w'; D')."""
         first, second, third = self._draw(next_batch)  # may run out: before anything is changed
         start = [param.detach().clone() for param in self.params]
@@ -95,25 +83,19 @@ class PerFedAvgOptimizer:
         for param, grad in zip(self.params, grads, strict=True):
             param.grad = grad
         correct()
-        self.outer.move()
+        self.move()
         return loss
 
     def for_finetuning(self, lr: float) -> tuple[SGD, float]:
         """Return the optimizer that adapts the model to a client, with its step size alpha."""
         return SGD(), self.alpha
 
-    momentum = 0.0  # the moves are plain steps
-
-    def stateful(self, names: Sequence[str]) -> list[str]:
-        """Return none: the moves are plain steps along the corrected g."""
-        return []
-
     @property
     def batches_per_step(self) -> int:
         """How many batches a step draws."""
         return 1 if self.same_batch else 2 if self.order == "first" else 3
 
-    def _draw(self, next_batch: Callable[[], Batch]) -> tuple[Batch, Batch, Batch]:
+    def _draw(self, next_batch: NextBatch) -> tuple[Batch, Batch, Batch]:
         drawn = [next_batch() for _ in range(self.batches_per_step)]
         return drawn[0], drawn[min(1, len(drawn) - 1)], drawn[-1]
 
@@ -160,17 +142,8 @@ class PerFedAvg(Method):
 
     name = "per_fedavg"
     replaces = frozenset({"optimizer"})
-    settings = MappingProxyType(
-        {
-            "local.optimizer": "per_fedavg",
-            "local.optimizers.per_fedavg": {
-                "_target_": "fedhet.strategies.per_fedavg.PerFedAvgOptimizer",
-                "alpha": "${strategy.per_fedavg.alpha}",
-                "order": "${strategy.per_fedavg.order}",
-                "delta": "${strategy.per_fedavg.delta}",
-                "same_batch": "${strategy.per_fedavg.same_batch}",
-            },
-        }
+    settings = optimizer_settings(
+        "per_fedavg", PerFedAvgOptimizer, "alpha", "order", "delta", "same_batch", plain=True
     )
     requires = MappingProxyType({"local.optimizer": "per_fedavg"})
 

@@ -143,7 +143,7 @@ class ControlVariateServer(ServerSide):
     """The server half: keeps c on the selected tensors."""
 
     needs, sends = frozenset({DELTA}), frozenset({CONTROL_VARIATE})
-    coupled_state = frozenset({CONTROL_VARIATE})
+    coupled_state, kept = frozenset({CONTROL_VARIATE}), (CONTROL_VARIATE,)
 
     def __init__(self, layers: TensorSelector | str, method: str) -> None:
         self.layers = as_selector(layers, f"strategy.{method}.layers")
@@ -167,14 +167,6 @@ class ControlVariateServer(ServerSide):
         self.control_variate = {
             name: c + change[name] / cohort.num_clients for name, c in self.control_variate.items()
         }
-
-    def state_dict(self) -> Payloads:
-        """Return c."""
-        return {CONTROL_VARIATE: self.control_variate}
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore c."""
-        self.control_variate = dict(state.get(CONTROL_VARIATE, {}))
 
 
 class SCAFFOLD(Method):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from fedhet.strategies.base import (
     Cohort,
-    Payloads,
     Reads,
     Reply,
     ReplySum,
+    ServerPart,
     Tensors,
     Weighting,
 )
@@ -42,13 +42,6 @@ class Reorders(Protocol):
     """A transform that puts the clients' neurons into another order."""
 
     reorders: Literal[True]
-
-
-@runtime_checkable
-class Coupled(Protocol):
-    """A part whose state is computed from the client state; see ServerSide."""
-
-    coupled_state: frozenset[str]
 
 
 class Observer(Protocol):
@@ -102,8 +95,7 @@ class SumAggregator(Protocol):
         """Return Delta."""
 
 
-@runtime_checkable
-class CombinesReplies(Protocol):
+class CombinesReplies(ServerPart):
     """A SumAggregator that replaces the whole sum of the replies, such as a robust one.
 
     Attributes:
@@ -111,54 +103,43 @@ class CombinesReplies(Protocol):
             or more; 0 not at all.
     """
 
-    weighting: Weighting
+    weighting: ClassVar[Weighting] = "clients"
     trust: dict[int, float]
 
     @property
     def least(self) -> int:
         """How many replies a round needs."""
+        return 1
 
     def check_cohort(self, num_clients: int, most: int) -> None:
-        """Refuse rounds of at most ``most`` of the clients, if that is too few."""
+        """Refuse rounds of at most ``most`` of the ``num_clients`` clients, if that is too few."""
 
     def check_method(self, payloads: Sequence[str], output: Output) -> None:
-        """Refuse, before round 1, a method whose parts it cannot protect."""
+        """Refuse, before round 1, a method whose parts it cannot protect.
+
+        ``payloads`` are names of those that server sides read the sum of.
+        """
 
     def combine(
         self, params: Tensors, total: ReplySum, replies: Sequence[Reply], round: int
     ) -> ReplySum:
         """Return the sum that all parts read instead of ``total``, the sum of the replies."""
+        raise NotImplementedError
 
     def __call__(self, params: Tensors, total: ReplySum, /) -> dict[str, Tensor]:
-        """Return Delta."""
-
-    def init(self, params: Tensors) -> None:
-        """Start from the initial params."""
-
-    def state_dict(self) -> Payloads:
-        """Return everything that must survive a restart."""
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore what ``state_dict`` returned."""
+        """Return Delta: the update of :meth:`combine`."""
+        return dict(total.update)
 
 
 Aggregator = ReplyAggregator | SumAggregator
 
 
-class ServerOptimizer(Protocol):
-    """Turns the aggregate Delta into new params; may have ``coupled_state``, as a ServerSide."""
-
-    def init(self, params: Tensors) -> None:
-        """Start from the initial params."""
+class ServerOptimizer(ServerPart):
+    """Turns the aggregate Delta into new params."""
 
     def step(self, params: Tensors, update: Tensors, cohort: Cohort) -> dict[str, Tensor]:
         """Return the params after one step along ``update``."""
-
-    def state_dict(self) -> Payloads:
-        """Return everything that must survive a restart."""
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore what ``state_dict`` returned."""
+        raise NotImplementedError
 
 
 class Output(Protocol):

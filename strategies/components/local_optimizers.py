@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fedhet.common.configured import Option, Refers
 from fedhet.common.kinds import NotNegative, Positive, Says, Selector, Share, ShareBelowOne
-from fedhet.strategies.base import Batch, Tensors
+from fedhet.strategies.base import Backward, Correct, LocalOptimizer, NextBatch, Tensors
 from fedhet.strategies.components.tensor_selection import TensorSelector
 
 Betas = Annotated[
@@ -32,7 +33,7 @@ def reach(num_steps: int, momentum: float) -> float:
     return (num_steps - rest) / (1.0 - momentum)
 
 
-class _OneGradient(Option):
+class _OneGradient(Option, LocalOptimizer):
     """An optimizer whose step is one gradient and one move along it."""
 
     group = "local/optimizers"
@@ -44,12 +45,7 @@ class _OneGradient(Option):
         """Move the params along their gradients."""
         raise NotImplementedError
 
-    def step(
-        self,
-        next_batch: Callable[[], Batch],
-        backward: Callable[[Batch], Tensor],
-        correct: Callable[[], None],
-    ) -> Tensor:
+    def step(self, next_batch: NextBatch, backward: Backward, correct: Correct) -> Tensor:
         """Take one step and return its loss."""
         loss = backward(next_batch())
         correct()
@@ -105,6 +101,22 @@ class SGD(_OneGradient):
         if not self.momentum:
             return []
         return TensorSelector(self.momentum_layers, "local.momentum_layers").select(names)
+
+
+def optimizer_settings(name: str, kind: type, *own: str, plain: bool = False) -> Mapping[str, Any]:
+    """Return the settings of a recipe that make clients step by another kind of :class:`SGD`.
+
+    Args:
+        name: of the optimizer, and of the node below ``strategy`` that has its parameters.
+        kind: its class.
+        own: the parameters that it has from there; SGD's are those of ``local``.
+        plain: its steps are plain SGD, whatever ``local`` has.
+    """
+    ours = () if plain else ("momentum", "weight_decay", "momentum_layers")
+    sgd = {key: f"${{local.{key}}}" for key in ours}
+    given = {key: f"${{strategy.{name}.{key}}}" for key in own}
+    node = {"_target_": f"{kind.__module__}.{kind.__qualname__}", **given, **sgd}
+    return MappingProxyType({"local.optimizer": name, f"local.optimizers.{name}": node})
 
 
 class Adam(_OneGradient):

@@ -26,10 +26,11 @@ from torch import Tensor
 
 from fedhet.common.configured import Option, Refers
 from fedhet.common.kinds import Positive, Share
-from fedhet.strategies.base import Cohort, Payloads, Tensors, zeros_like
+from fedhet.strategies.base import Cohort, Tensors, zeros_like
+from fedhet.strategies.slots import ServerOptimizer
 
 
-class _ServerOptimizer(Option):
+class _ServerOptimizer(Option, ServerOptimizer):
     group = "strategy/server_optimizer"
 
     lr: Annotated[Positive, Refers("${server.lr}")] = 1.0
@@ -40,6 +41,7 @@ class SGD(_ServerOptimizer):
     """x <- x + eta_g v with v <- momentum v + Delta; momentum 0 and eta_g 1 is FedAvg."""
 
     option = "sgd"
+    kept = ("velocity",)
 
     momentum: Share = 0.0
     """momentum of the mean update (FedAvgM: 0.9)"""
@@ -60,17 +62,11 @@ class SGD(_ServerOptimizer):
             direction = self.velocity
         return {name: value + self.lr * direction[name] for name, value in params.items()}
 
-    def state_dict(self) -> Payloads:
-        """Return the velocity."""
-        return {"velocity": self.velocity}
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore the velocity."""
-        self.velocity = dict(state.get("velocity", {}))
-
 
 class _Adaptive(_ServerOptimizer):
     """The part that FedAdagrad, FedAdam and FedYogi share: all but the second moment."""
+
+    kept = ("first", "second")
 
     lr: Annotated[Positive, Refers("${server.lr}")] = 0.1
     beta1: Share = 0.9
@@ -97,14 +93,6 @@ class _Adaptive(_ServerOptimizer):
             scale = self.second[name].sqrt() + self.tau
             stepped[name] = value + self.lr * self.first[name] / scale
         return stepped
-
-    def state_dict(self) -> Payloads:
-        """Return both moments."""
-        return {"first": self.first, "second": self.second}
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore both moments."""
-        self.first, self.second = dict(state["first"]), dict(state["second"])
 
 
 class Adagrad(_Adaptive):

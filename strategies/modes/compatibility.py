@@ -18,7 +18,7 @@ from fedhet.strategies.modes.systems import ClientSystem
 from fedhet.strategies.round.reply_fold import summed_payloads
 from fedhet.strategies.round.server_model import BuildsOutputModel
 from fedhet.strategies.round.server_step import ServerStep
-from fedhet.strategies.slots import Coupled, Reorders, SumAggregator, reads_of
+from fedhet.strategies.slots import Reorders, SumAggregator, reads_of
 from fedhet.strategies.wire.compressed_records import per_example
 from fedhet.strategies.wire.compression import Compression
 
@@ -333,7 +333,7 @@ def _check_privacy(run: Composition, modes: list[str]) -> None:
 def _check_discount(asynchronous: Asynchronous, step: ServerStep) -> None:
     """Refuse to discount updates that the optimizer adds up as the clients do."""
     whole = asynchronous.discount == "constant" and not asynchronous.towards_model
-    if isinstance(step.optimizer, Coupled) and step.optimizer.coupled_state and not whole:
+    if step.optimizer.coupled_state and not whole:
         raise ConfigError(
             f"strategy.asynchronous.discount={asynchronous.discount}: strategy.server_optimizer "
             f"{type(step.optimizer).__name__} adds up the same updates as the clients, and not "
@@ -345,4 +345,4 @@ def _check_discount(asynchronous: Asynchronous, step: ServerStep) -> None:
 def _coupled(step: ServerStep) -> list[str]:
     """Return the parts whose state is computed from the client states."""
     parts = {**step.sides, type(step.optimizer).__name__: step.optimizer}
-    return [name for name, one in parts.items() if isinstance(one, Coupled) and one.coupled_state]
+    return [name for name, one in parts.items() if one.coupled_state]

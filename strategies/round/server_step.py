@@ -20,6 +20,7 @@ from fedhet.strategies.base import (
     Reads,
     Reply,
     ReplySum,
+    ServerPart,
     ServerSide,
     Shapes,
     Tensors,
@@ -31,7 +32,6 @@ from fedhet.strategies.round.update_diagnostics import diagnose, step_norm
 from fedhet.strategies.slots import (
     Aggregator,
     CombinesReplies,
-    Coupled,
     Observer,
     Output,
     ReplyTransform,
@@ -264,7 +264,7 @@ class ServerStep:
         """Reinitialise the parts coupled to client states; return the keys of those states."""
         restarted: frozenset[str] = frozenset()
         for part in self._parts().values():
-            if isinstance(part, Coupled) and part.coupled_state:
+            if part.coupled_state:
                 part.init(self._trainable(tensors))
                 needs = part.needs if isinstance(part, ServerSide) else ()
                 restarted |= part.coupled_state | {residual_key(name) for name in needs}
@@ -292,7 +292,7 @@ class ServerStep:
             for group, values in groups.items()
         }
 
-    def _parts(self) -> dict[str, ServerSide | ServerOptimizer | CombinesReplies]:
+    def _parts(self) -> dict[str, ServerPart]:
         combining = {} if self.combining is None else {"aggregator": self.combining}
         return {"server_optimizer": self.optimizer, **combining, **self.sides}
 

@@ -61,7 +61,7 @@ def test_groups_of_one_value_no_example_and_too_few_batches_are_told():
     options = LocalTrainingConfig(batch_size=8)
     assert "normalise" in why_not(Normed(nn.GroupNorm(4, 4)), data(1), options, SGD())
     assert why_not(Normed(nn.Identity()), data(0), options, SGD()) == "no training example"
-    optimizer = PerFedAvgOptimizer(0.1, "hessian_free", 0.001, same_batch=False)
+    optimizer = PerFedAvgOptimizer(alpha=0.1, order="hessian_free")
     assert "local.epochs" in why_not(Normed(nn.Identity()), data(16), options, optimizer)
     assert why_not(Normed(nn.Identity()), data(24), options, optimizer) == ""
 

@@ -52,14 +52,14 @@ def server_side(kind: type[MethodPart], /, **given: Any) -> Any:
 
 def sam(rho: float, weight_decay: float = 0.0, *, adaptive: bool = False) -> SAM:
     """Return SAM's optimizer without momentum."""
-    return SAM(rho, 0.0, weight_decay, "all", adaptive=adaptive)
+    return SAM(rho=rho, weight_decay=weight_decay, adaptive=adaptive)
 
 
 def per_fedavg(
     alpha: float = 0.01, order: Order = "first", delta: float = 1e-3, *, same_batch: bool = False
 ) -> PerFedAvgOptimizer:
     """Return Per-FedAvg's optimizer."""
-    return PerFedAvgOptimizer(alpha, order, delta, same_batch)
+    return PerFedAvgOptimizer(alpha=alpha, order=order, delta=delta, same_batch=same_batch)
 
 
 def check_side(side: ClientSide, model: nn.Module, optimizer: LocalOptimizer | Any) -> None:

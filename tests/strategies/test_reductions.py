@@ -52,8 +52,8 @@ def run(method: type[Method], given=None, how=None) -> dict[str, torch.Tensor]:
 
 MEAN = {"aggregator": UniformMean()}
 FLAT = {"optimizer": lambda: sam(rho=0.0)}
-AHEAD = {"optimizer": lambda: LESAM(0.2, 0.0, 0.0, "all")}
-STILL = {"optimizer": lambda: LESAM(0.0, 0.0, 0.0, "all")}
+AHEAD = {"optimizer": lambda: LESAM(rho=0.2)}
+STILL = {"optimizer": lambda: LESAM(rho=0.0)}
 SHARP = {"optimizer": lambda: sam(rho=0.2)}
 FIRST = {"rounds": 1}
 NO_BIAS = {"model": Biasless}

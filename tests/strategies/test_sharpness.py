@@ -35,11 +35,11 @@ def end(method, rounds, optimizer=None, cohorts=(), epochs=1, **given) -> float:
 
 
 def lesam(rho: float) -> LESAM:
-    return LESAM(rho, 0.0, 0.0, "all")
+    return LESAM(rho=rho)
 
 
 def dual(rho: float) -> DualSAM:
-    return DualSAM(rho, 0.0, 0.0, "all")
+    return DualSAM(rho=rho)
 
 
 def test_fedinit_starts_beyond_the_received_model():

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from torch import Tensor
 from fedhet.common.configured import Option, Refers
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Count, Seed
-from fedhet.strategies.base import Payloads, Reads, Reply, ReplySum, Tensors, Weighting
-from fedhet.strategies.slots import Output, reads_of
+from fedhet.strategies.base import Reads, Reply, ReplySum, Tensors
+from fedhet.strategies.slots import CombinesReplies, Output, reads_of
 
 KEY = "strategy.aggregator"
 UPDATE, BUFFERS = "update", ":buffers"  # groups beside those with a payload's name
@@ -36,18 +36,13 @@ Combined = tuple[dict[str, Tensor], list[float]]  # robust mean, and how far eac
 _STREAM = 0xB0C  # keeps buckets independent of every other use of the run's seed
 
 
-class RobustAggregator(Option):
+class RobustAggregator(Option, CombinesReplies):
     """Replaces the sum of a round's replies; the server keeps all of them for it.
 
     A subclass has :meth:`mean`, for one group, or :meth:`combine_groups`, for all together.
-
-    Attributes:
-        trust: of the last round by client id, how far a reply counted: 1 as in the plain mean or
-            more, 0 left out.
     """
 
     group = "strategy/aggregator"
-    weighting: ClassVar[Weighting] = "clients"
     reads = Reads.REPLIES
 
     bucket_size: Count = 1
@@ -57,7 +52,7 @@ class RobustAggregator(Option):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.trust: dict[int, float] = {}
+        self.trust = {}
 
     # ---- what a rule has ---------------------------------------------------------------------
 
@@ -103,12 +98,7 @@ class RobustAggregator(Option):
         return ""
 
     def check_method(self, payloads: Sequence[str], output: Output) -> None:
-        """Refuse, before round 1, a method whose parts the rule cannot protect.
-
-        Args:
-            payloads: names of those that server sides read the sum of.
-            output: of the method.
-        """
+        """Refuse an output that is made of single models."""
         if reads_of(output) != Reads.SUM:
             raise ConfigError(
                 f"strategy.output {type(output).__name__} is made of the clients' single models, "
@@ -117,9 +107,6 @@ class RobustAggregator(Option):
             )
 
     # ---- the round ---------------------------------------------------------------------------
-
-    def init(self, params: Tensors) -> None:
-        """Start from the initial trainable shared tensors."""
 
     def combine(
         self, params: Tensors, total: ReplySum, replies: Sequence[Reply], round: int
@@ -147,17 +134,6 @@ class RobustAggregator(Option):
         update, buffers = means.get(UPDATE, {}), means.get(BUFFERS, {})
         weights = [1.0 / len(replies)] * len(replies)
         return replace(total, weights=weights, update=update, payloads=sums, buffers=buffers)
-
-    def __call__(self, params: Tensors, total: ReplySum) -> dict[str, Tensor]:
-        """Return Delta: the update of :meth:`combine`."""
-        return dict(total.update)
-
-    def state_dict(self) -> Payloads:
-        """Return everything that must survive a restart, as named groups of tensors."""
-        return {}
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore what ``state_dict`` returned."""
 
     def _buckets(self, count: int, round: int) -> list[list[int]]:
         size = self.bucket_size
