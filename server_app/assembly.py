@@ -43,7 +43,7 @@ from fedhet.strategies.modes.robust.aggregator import RobustAggregator
 from fedhet.strategies.modes.robust.fltrust import FLTrust, RootTraining
 from fedhet.strategies.parts import Setup
 from fedhet.strategies.round.checks import check_sides, sides_with
-from fedhet.strategies.round.client_metrics import ClientMetrics
+from fedhet.strategies.round.evaluation import ClientMetrics
 from fedhet.strategies.round.registration import FROZEN_MODEL, FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
 from fedhet.strategies.slots import Observer, Output

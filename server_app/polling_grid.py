@@ -20,8 +20,7 @@ from fedhet.common.flower import grid_polling
 from fedhet.common.flower.arriving_replies import ArrivingReplies
 from fedhet.common.flower.messages import make_message
 from fedhet.strategies.wire.packed_records import packed, unpacked
-from fedhet.strategies.wire.polling import give_up, pause
-from fedhet.strategies.wire.records import may_answer
+from fedhet.strategies.wire.records import give_up, may_answer, pause
 
 
 @contextmanager

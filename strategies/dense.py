@@ -54,8 +54,14 @@ from fedhet.common.kinds import Count, NotNegative, Positive, Seed, Share, Two, 
 from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.components.aggregators import mean_of
 from fedhet.strategies.components.local_optimizers import SGD
-from fedhet.strategies.fusion.distillation import Distillation, Generation, distil, generate
-from fedhet.strategies.fusion.image_generator import Generator, Views
+from fedhet.strategies.fusion.distillation import (
+    Distillation,
+    Generation,
+    Generator,
+    Views,
+    distil,
+    generate,
+)
 from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits, require_logits
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts

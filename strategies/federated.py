@@ -60,10 +60,10 @@ from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound, send_round
 from fedhet.strategies.wire.compressed_records import Downlink, compressible
 from fedhet.strategies.wire.compression import Compression
-from fedhet.strategies.wire.message_sizes import MessageSizes
 from fedhet.strategies.wire.messages import (
     NUM_ROUNDS,
     TIMEOUT,
+    MessageSizes,
     MessageWriter,
     query,
     timeout_of,

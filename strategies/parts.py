@@ -13,7 +13,7 @@ from fedhet.strategies.components.local_training_config import LocalTrainingConf
 from fedhet.strategies.modes.asynchronous import Asynchronous
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.modes.systems import ClientSystem
-from fedhet.strategies.round.client_metrics import ClientMetrics
+from fedhet.strategies.round.evaluation import ClientMetrics
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.slots import (

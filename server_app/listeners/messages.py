@@ -10,7 +10,7 @@ from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
 from fedhet.server_app.listeners import Finished, Listener
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.federated import FederatedStrategy
-from fedhet.strategies.round.alarm import LIMIT
+from fedhet.strategies.round.update_diagnostics import LIMIT
 
 _FEW, _SHOWN_CLIENTS = 1 / 16, 10  # of a batch, in a warning
 _FIGURES = ("accuracy", "loss", "client_accuracy", "client_loss", "train_loss")

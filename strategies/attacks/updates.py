@@ -1,4 +1,4 @@
-"""Attacks on the update; payloads and buffers are sent as they are.
+"""Attacks on the update, or on what a method's clients send beside it; the rest is sent as it is.
 
 ScaledUpdate    a u; with a = -1 the turned sign of Li, Xu, Chen, Giannakis, Ling. AAAI 2019.
                                         https://arxiv.org/abs/1811.03761
@@ -14,11 +14,18 @@ deviation are of their own honest updates, the variant of the papers without omn
 them computes the others' updates itself, from the state of a client that has not taken part yet. So
 all send the same, with methods that keep no state at the clients; with others, such as SCAFFOLD,
 each counts its own update with the state that it has.
+
+PayloadLie: the lies beside an honest update are
+
+control_variate_lie     c_i+ - c_i of SCAFFOLD and FedPVR, times a factor
+soft_label_lie          the sums of soft labels by class (FedDW, FedDistill+): each class's
+                        probabilities go to the next class
+projection_lie          MA-Echo's projections times a factor; beyond 1 the server refuses them
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from types import MappingProxyType
@@ -26,9 +33,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.kinds import NotNegative, Positive
+from fedhet.common.kinds import NotNegative, Positive, Text, Whole
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import Payloads, Reply, Tensors
 
@@ -126,3 +134,39 @@ def moments(replies: Sequence[Reply]) -> tuple[Tensors, Tensors]:
         {name: values.mean(0) for name, values in stacked.items()},
         {name: values.std(0, correction=0) for name, values in stacked.items()},
     )
+
+
+class PayloadLie(Attack):
+    """Sends a payload's tensors scaled, and their last dimension rolled."""
+
+    variants = MappingProxyType(
+        {
+            "control_variate_lie": {"payload": "control_variate_delta", "factor": -10.0},
+            "projection_lie": {"payload": "projections", "factor": 0.0},
+            "soft_label_lie": {"payload": "soft_label_sums", "roll": 1},
+        }
+    )
+
+    payload: Text
+    """name of the payload"""
+    factor: float = 1.0
+    """factor on all its numbers"""
+    roll: Whole = 0
+    """places by which its matrices are rolled along their last dimension"""
+
+    def check_method(self, payloads: Collection[str], *, num_classes: int) -> None:
+        """Refuse a method that does not have the payload."""
+        super().check_method(payloads, num_classes=num_classes)
+        if self.payload not in payloads:
+            raise ConfigError(
+                f"attack.payload={self.payload} is none that the clients of this method send; "
+                f"they send: {', '.join(sorted(payloads)) or 'none'}"
+            )
+
+    def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
+        """Return the reply with it."""
+        lie = {name: self._changed(value) for name, value in reply.payloads[self.payload].items()}
+        return replace(reply, payloads={**reply.payloads, self.payload: lie})
+
+    def _changed(self, value: Tensor) -> Tensor:
+        return self.factor * (torch.roll(value, self.roll, -1) if value.dim() > 1 else value)

@@ -40,8 +40,14 @@ from fedhet.strategies.round.selection import Arrived, Outcome, RoundStart, Sele
 from fedhet.strategies.slots import ClientSampler
 from fedhet.strategies.wire.array_codec import to_tensor
 from fedhet.strategies.wire.messages import timeout_of
-from fedhet.strategies.wire.polling import give_up, pause
-from fedhet.strategies.wire.records import UNASKED, count_bytes, may_answer, no_reply
+from fedhet.strategies.wire.records import (
+    UNASKED,
+    count_bytes,
+    give_up,
+    may_answer,
+    no_reply,
+    pause,
+)
 
 _LOOK_SECONDS = 5.0  # after which it is looked up again who is connected
 

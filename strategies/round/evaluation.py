@@ -1,4 +1,4 @@
-"""An evaluation at the clients: its messages and their answers."""
+"""An evaluation at the clients: its messages, their answers, and what these may report."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from logging import WARNING
 from flwr.app import Message
 from flwr.common.logger import log
 
+from fedhet.common.metrics import CLIENT, row_key
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.registration import ClientRegistry
 from fedhet.strategies.wire.border import decode_evaluation
@@ -78,3 +79,52 @@ def valid_evaluations(
     for failure in failures:
         log(WARNING, "%s", failure)
     return [rows[client] for client in sorted(rows)], failures
+
+
+_RECEIVED = ("received-", "personal-test-", "personal-")  # prefixes in train replies
+_SCORES = ("loss", "accuracy")
+
+
+@dataclass(frozen=True)
+class ClientMetrics:
+    """The metrics of the recipe at the clients.
+
+    Attributes:
+        names: of the values that a client may send: ``f1``, ``f1/<class>``.
+        per_client: whether a row of metrics.jsonl has each client's own values, too.
+    """
+
+    names: tuple[str, ...] = ()
+    per_client: bool = False
+
+    @property
+    def in_train_replies(self) -> set[str]:
+        """The names in train replies: of the received model, and of the client's own."""
+        return {f"{prefix}{name}" for prefix in _RECEIVED for name in self.names}
+
+    def of_training(
+        self, replies: Iterable[tuple[int, Mapping[str, float]]]
+    ) -> dict[str, dict[int, float]]:
+        """Return the values of train replies by name and client; empty unless ``per_client``."""
+        return self._table(replies, {p + n: p + n for p in _RECEIVED for n in self._all})
+
+    def of_evaluation(self, rows: Iterable[Mapping[str, float]]) -> dict[str, dict[int, float]]:
+        """Return the values of evaluations by name and client; empty unless ``per_client``."""
+        replies = [(int(row["partition-id"]), row) for row in rows]
+        return self._table(replies, {name: f"{CLIENT}{name}" for name in self._all})
+
+    @property
+    def _all(self) -> list[str]:
+        return list(dict.fromkeys((*_SCORES, *self.names)))
+
+    def _table(
+        self, replies: Iterable[tuple[int, Mapping[str, float]]], names: Mapping[str, str]
+    ) -> dict[str, dict[int, float]]:
+        if not self.per_client:
+            return {}
+        found: dict[str, dict[int, float]] = {}
+        for client, metrics in replies:
+            for name, title in names.items():
+                if name in metrics:
+                    found.setdefault(row_key(title), {})[client] = metrics[name]
+        return found

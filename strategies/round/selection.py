@@ -15,8 +15,7 @@ from fedhet.strategies.round.availability import ClientAvailability
 from fedhet.strategies.round.reply_fold import ReplyFold
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.slots import ClientSampler
-from fedhet.strategies.wire.message_sizes import MessageSizes
-from fedhet.strategies.wire.messages import MessageWriter
+from fedhet.strategies.wire.messages import MessageSizes, MessageWriter
 
 
 @dataclass(frozen=True)

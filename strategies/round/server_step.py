@@ -25,10 +25,9 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
-from fedhet.strategies.round.alarm import standing_out
 from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold, sum_of, summed_payloads
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel, UsesServerModel
-from fedhet.strategies.round.update_diagnostics import diagnose, step_norm
+from fedhet.strategies.round.update_diagnostics import diagnose, standing_out, step_norm
 from fedhet.strategies.slots import (
     Aggregator,
     CombinesReplies,
@@ -54,7 +53,7 @@ class Stepped:
     Attributes:
         params: the new x, buffers included.
         diagnostics: how far the clients' updates agree (update_diagnostics.py).
-        alarms: by client id, what stands out, and how far (alarm.py).
+        alarms: by client id, what stands out, and how far (update_diagnostics.py).
         trust: by client id, how far a reply counted under a robust aggregator.
     """
 

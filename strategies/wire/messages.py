@@ -1,23 +1,35 @@
-"""The server's messages: a model, payloads and the clients' config."""
+"""The server's messages, a model, payloads and the clients' config, and how large they are."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from logging import WARNING
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedhet.strategies.base import Payloads, RefusedReplyError, Tensors
+from fedhet.strategies.base import ClientSide, Payloads, RefusedReplyError, Shapes, Tensors
 from fedhet.strategies.slots import Schedule
+from fedhet.strategies.wire.array_codec import bytes_of, size_of
 from fedhet.strategies.wire.border import content_of
 from fedhet.strategies.wire.client_versions import ClientVersions
 from fedhet.strategies.wire.compressed_records import Downlink
-from fedhet.strategies.wire.records import CONFIG, KEPT, PARAMS, matched, no_reply, to_record
+from fedhet.strategies.wire.compression import Codec
+from fedhet.strategies.wire.records import (
+    CONFIG,
+    KEPT,
+    PARAMS,
+    known_shapes,
+    matched,
+    no_reply,
+    to_record,
+)
 
 TIMEOUT, NUM_ROUNDS = "timeout-seconds", "num-rounds"  # in the clients' config
 _CLOCK_SKEW_SECONDS = 3600.0  # by which a site's clock may be ahead of the server's
@@ -140,3 +152,63 @@ def query(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dict[i
         except RefusedReplyError as why:
             log(WARNING, "%s of client %s: %s", message.metadata.message_type, client, why)
     return answers
+
+
+@dataclass(frozen=True)
+class MessageSizes:
+    """The array bytes of a train message and of its reply, as ``count_bytes`` would count them.
+
+    Attributes:
+        downlink: what is compressed, and with which codecs.
+        client_sides: the methods' client halves; payloads of unknown shapes count nothing.
+    """
+
+    downlink: Downlink
+    client_sides: Mapping[str, ClientSide]
+
+    def of(self, arrays: ArrayRecord, payloads: Payloads, expected: Shapes) -> int:
+        """Return the bytes down and up.
+
+        Args:
+            arrays: x and its buffers.
+            payloads: that go down.
+            expected: the shapes of payloads that come up.
+        """
+        compression, compressed = self.downlink.compression, self.downlink.payloads
+        trained = [name for name in arrays if name not in self.downlink.buffers]
+        length = sum(math.prod(arrays[name].shape) for name in trained)
+        in_full = sum(bytes_of(arrays[name]) for name in trained)
+        buffers = sum(bytes_of(arrays[name]) for name in arrays) - in_full
+        total = 2 * buffers
+        for codec in (compression.codec_down, compression.up):
+            total += in_full if codec is None else _coded(codec, length)
+        for name, tensors in payloads.items():
+            sizes = [(tuple(value.shape), value.dtype) for value in tensors.values()]
+            total += _record(sizes, compression.codec_down if name in compressed else None)
+        sides = self.client_sides.values()
+        dtypes = {name: kind for side in sides for name, kind in side.dtypes.items()}
+        sent = {name for side in sides for name in side.sends}
+        for name, shapes in known_shapes(expected).items():
+            if name in sent:
+                sizes = [
+                    (shape, dtypes.get(name) or _dtype_of(tensor, arrays))
+                    for tensor, shape in shapes.items()
+                ]
+                total += _record(sizes, compression.up if name in compressed else None)
+        return total
+
+
+def _dtype_of(tensor: str, arrays: ArrayRecord) -> torch.dtype:
+    """Return the model's own type for what has a parameter's name, else float32."""
+    return getattr(torch, arrays[tensor].dtype) if tensor in arrays else torch.float32
+
+
+def _record(sizes: list[tuple[tuple[int, ...], torch.dtype]], codec: Codec | None) -> int:
+    if codec is None:
+        return sum(size_of(dtype, shape) for shape, dtype in sizes)
+    return _coded(codec, sum(math.prod(shape) for shape, _ in sizes))
+
+
+def _coded(codec: Codec, length: int) -> int:
+    arrays = codec.arrays(length) if length else {}
+    return sum(size_of(dtype, (size,)) for size, dtype in arrays.values())

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedhet.common.flower.messages import SUPERLINK_NODE_ID
@@ -168,3 +169,19 @@ def known_shapes(payloads: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
         for name, shapes in payloads.items()
     }
     return {name: shapes for name, shapes in closed.items() if shapes == payloads[name]}
+
+
+# Each look costs the SuperLink CPU time; a site looks for work every 3 s.
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.25, 3.0
+_SHARE = 0.05  # of the time waited so far: the most by which a pause lengthens a round
+
+
+def pause(waited: float) -> float:
+    """Return the seconds to pause after so many seconds in vain."""
+    return min(max(_SHARE * waited, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+
+
+def give_up(grid: Grid, message_ids: Iterable[str]) -> None:
+    """Tell a grid that pulls replies ahead (common/flower/arriving_replies.py) to leave these."""
+    if (told := getattr(grid, "give_up", None)) is not None:
+        told(message_ids)

@@ -23,8 +23,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedhet.server_app.polling_grid import fast_polling
 from fedhet.strategies.wire.packed_records import PACKED, packed, unpacked
-from fedhet.strategies.wire.polling import give_up
-from fedhet.strategies.wire.records import to_record
+from fedhet.strategies.wire.records import give_up, to_record
 
 
 class SuperLink:

@@ -4,7 +4,7 @@ import pytest
 from flwr.app import Message, MessageType, RecordDict
 
 from fedhet.strategies.base import RefusedReplyError
-from fedhet.strategies.round.client_metrics import ClientMetrics
+from fedhet.strategies.round.evaluation import ClientMetrics
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.wire.border import decode_evaluation
 from fedhet.strategies.wire.records import METRICS, to_metrics

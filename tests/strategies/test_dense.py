@@ -16,13 +16,14 @@ from fedhet.strategies.dense import DENSE
 from fedhet.strategies.ensemble import AllClients, Ensemble
 from fedhet.strategies.fusion.distillation import (
     Distillation,
+    Generator,
+    Views,
     disagreement,
     distil,
     divergence,
     generate,
     statistics_gaps,
 )
-from fedhet.strategies.fusion.image_generator import Generator, Views
 from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, COUNTS

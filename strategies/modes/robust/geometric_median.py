@@ -28,7 +28,7 @@ from fedhet.strategies.modes.robust.aggregator import (
     counted,
     weighted_mean,
 )
-from fedhet.strategies.modes.robust.distances import squared_distances
+from fedhet.strategies.modes.robust.coordinates import squared_distances
 
 
 class GeometricMedian(RobustAggregator):

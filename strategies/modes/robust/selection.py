@@ -13,7 +13,7 @@ left; here, as in Flower, a score then has one neighbour. The last picks are the
 clients closest to each other have the same least score, and the one with the lower number is taken.
 Flower's Bulyan takes all theta from one list of scores.)
 
-Distances compare whole replies (distances.py): the update, and the payloads scaled to it. So the
+Distances compare whole replies (coordinates.py): the update, and the payloads scaled to it. So the
 rules also leave out a client that lies only in a payload. All groups of a chosen client count.
 """
 
@@ -27,8 +27,7 @@ from torch import Tensor
 from fedhet.common.kinds import Count, Whole
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.modes.robust.aggregator import Groups, RobustAggregator, weighted_mean
-from fedhet.strategies.modes.robust.coordinates import blocks_of
-from fedhet.strategies.modes.robust.distances import joint_distances
+from fedhet.strategies.modes.robust.coordinates import blocks_of, joint_distances
 
 
 class Krum(RobustAggregator):

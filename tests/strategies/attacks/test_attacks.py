@@ -14,8 +14,14 @@ from fedhet.conf import compose, compose_overrides
 from fedhet.server_app.assembly import check_parts
 from fedhet.strategies.attacks.attack import hostile_clients
 from fedhet.strategies.attacks.labels import Backdoor, LabelFlip
-from fedhet.strategies.attacks.payloads import PayloadLie
-from fedhet.strategies.attacks.updates import ALIE, Gaussian, InnerProduct, ScaledUpdate, z_max
+from fedhet.strategies.attacks.updates import (
+    ALIE,
+    Gaussian,
+    InnerProduct,
+    PayloadLie,
+    ScaledUpdate,
+    z_max,
+)
 from fedhet.strategies.base import Reply
 from fedhet.strategies.wire.records import to_record
 from fedhet.tasks import build_task

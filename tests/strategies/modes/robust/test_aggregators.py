@@ -12,8 +12,7 @@ from scipy.optimize import minimize
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Reply
 from fedhet.strategies.modes.robust.clipping import CenteredClipping, NormBound
-from fedhet.strategies.modes.robust.coordinates import Median, TrimmedMean
-from fedhet.strategies.modes.robust.distances import squared_distances
+from fedhet.strategies.modes.robust.coordinates import Median, TrimmedMean, squared_distances
 from fedhet.strategies.modes.robust.fltrust import FLTrust
 from fedhet.strategies.modes.robust.geometric_median import GeometricMedian
 from fedhet.strategies.modes.robust.selection import Bulyan, Krum, MultiKrum, closest

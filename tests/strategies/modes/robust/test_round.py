@@ -20,8 +20,8 @@ from fedhet.strategies.modes.robust.clipping import CenteredClipping
 from fedhet.strategies.modes.robust.coordinates import Median
 from fedhet.strategies.modes.robust.fltrust import FLTrust
 from fedhet.strategies.modes.robust.selection import Krum
-from fedhet.strategies.round.alarm import standing_out
 from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.round.update_diagnostics import standing_out
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.wire.records import METRICS
 from tests.federation import Regression, TensorBatches, federate

@@ -22,7 +22,7 @@ from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.modes.secure.reply_vector import Layout, NoSumError
 from fedhet.strategies.modes.secure.shares import CHECK_SHARES, UNREADABLE
 from fedhet.strategies.modes.systems import Constant
-from fedhet.strategies.round.client_metrics import ClientMetrics
+from fedhet.strategies.round.evaluation import ClientMetrics
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.statistics.soft_labels import SOFT_LABELS
 from fedhet.strategies.wire.border import Expected, Sender, decode
