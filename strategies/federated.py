@@ -54,7 +54,6 @@ from fedhet.strategies.round.selection import (
     SampledClients,
     Selection,
     Selector,
-    TrainMessages,
 )
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound, send_round
@@ -63,7 +62,6 @@ from fedhet.strategies.wire.compression import Compression
 from fedhet.strategies.wire.messages import (
     NUM_ROUNDS,
     TIMEOUT,
-    MessageSizes,
     MessageWriter,
     query,
     timeout_of,
@@ -259,10 +257,17 @@ class FederatedStrategy(Strategy):
     ) -> TrainingRound:
         """Select the clients and return their messages."""
         availability, writer, step = self.availability, self._writer, self.server_step
-        sizes = MessageSizes(self._downlink, self.client_sides)
-        messages = TrainMessages(writer, config, step, sizes)
-        clock = self.state.clock
-        start = RoundStart(server_round, clock, arrays, grid, availability, messages)
+        start = RoundStart(
+            server_round,
+            self.state.clock,
+            arrays,
+            config,
+            grid,
+            availability,
+            step,
+            writer,
+            self.client_sides,
+        )
         selection = self.selector.select(start)
         lr, absent = writer.lr(server_round, config), sorted(availability.absent)
         report, params = RoundReport(server_round, lr, absent=absent), to_tensors(arrays)

@@ -181,7 +181,7 @@ class LiveStep:
         size = min(at_once - self._connected_in_flight(), len(idle))
         drawn = rng.choice(len(idle), size=max(0, size), replace=False)
         chosen = [idle[i] for i in sorted(drawn.tolist())]
-        for client, message in start.messages.write(start.number, start.arrays, chosen).items():
+        for client, message in start.write(chosen).items():
             self.bytes_down += count_bytes(message.content)
             pushed = [one for one in start.grid.push_messages([message]) if one]
             if not pushed:
@@ -189,7 +189,7 @@ class LiveStep:
                 why = "its message was not taken by the SuperLink"
                 yield Arrival(client, start.number - 1, lost=why)
                 continue
-            deadline = time.monotonic() + timeout_of(start.messages.config)
+            deadline = time.monotonic() + timeout_of(start.config)
             node = message.metadata.dst_node_id
             clients.in_flight[client] = Sent(pushed[0], node, start.number - 1, deadline)
 
@@ -199,7 +199,7 @@ class LiveStep:
         Yields the clients whose time is over.
         """
         clients, grid, began = self.clients, self.start.grid, time.monotonic()
-        timeout = timeout_of(self.start.messages.config)
+        timeout = timeout_of(self.start.config)
         while not clients.arrived:
             ids = [sent.message_id for sent in clients.in_flight.values()]
             clients.arrived.extend(grid.pull_messages(ids))

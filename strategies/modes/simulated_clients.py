@@ -91,11 +91,7 @@ class SimulatedClients(Selector):
             got = self.versions[version]
             clients = sorted(client for client, of in found.versions.items() if of == version)
             record = start.arrays if version == before else to_record(got.params)
-
-            def payloads(client: int, got: Version = got) -> Payloads:
-                return got.payloads
-
-            messages |= start.messages.write(version + 1, record, clients, payloads)
+            messages |= start.write(clients, version + 1, record, got.payloads)
         seconds = step.clock - start.clock
         outcome = Outcome(sorted(messages), sorted(found.lost), sorted(found.late), seconds)
         models = {version: got.params for version, got in self.versions.items()}
@@ -113,7 +109,7 @@ class SimulatedClients(Selector):
 
     def _keep(self, start: RoundStart) -> None:
         """Keep what clients that start now get; forget what nobody needs any more."""
-        present, broadcast = start.availability.trainers, start.messages.step.broadcast
+        present, broadcast = start.availability.trainers, start.step.broadcast
         payloads = broadcast(present[0])
         for client in present[1:2]:
             own = [n for n, one in broadcast(client).items() if one is not payloads[n]]

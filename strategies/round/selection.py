@@ -10,72 +10,67 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import Payloads, ReplySum, Tensors
+from fedhet.strategies.base import ClientSide, Payloads, ReplySum, Tensors
 from fedhet.strategies.round.availability import ClientAvailability
 from fedhet.strategies.round.reply_fold import ReplyFold
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.slots import ClientSampler
-from fedhet.strategies.wire.messages import MessageSizes, MessageWriter
-
-
-@dataclass(frozen=True)
-class TrainMessages:
-    """Writes the messages that ask clients to train, and knows how large they are.
-
-    Attributes:
-        writer: of messages.
-        config: further entries of the clients' config.
-        step: the server's, whose sides give the payloads.
-        sizes: of messages and replies.
-    """
-
-    writer: MessageWriter
-    config: ConfigRecord
-    step: ServerStep
-    sizes: MessageSizes
-
-    def num_bytes(self, arrays: ArrayRecord, client: int) -> int:
-        """Return how many bytes go to a client and come back, as they travel."""
-        return self.sizes.of(arrays, self.step.broadcast(client), self.step.expected())
-
-    def write(
-        self,
-        round: int,
-        arrays: ArrayRecord,
-        clients: Sequence[int],
-        broadcast: Callable[[int], Payloads] | None = None,
-    ) -> dict[int, Message]:
-        """Return the messages to be sent, by client id."""
-        for client in clients:
-            self.step.asked(client)
-        sent = broadcast or self.step.broadcast
-        return self.writer.train(round, arrays, self.config, clients, sent)
+from fedhet.strategies.wire.messages import MessageWriter, bytes_moved
 
 
 @dataclass(frozen=True)
 class RoundStart:
-    """What is known when a round begins.
+    """What is known when a round begins, and what clients are sent.
 
     Attributes:
         number: t, from 1.
         clock: the simulated time, in seconds.
         arrays: x, as it is sent.
+        config: further entries of the clients' config.
         grid: Flower's connection to the nodes.
         availability: which clients are connected.
-        messages: writes what they are sent.
+        step: the server's, whose sides give the payloads.
+        writer: of messages.
+        client_sides: the methods' client halves, by name.
     """
 
     number: int
     clock: float
     arrays: ArrayRecord
+    config: ConfigRecord
     grid: Grid
     availability: ClientAvailability
-    messages: TrainMessages
+    step: ServerStep
+    writer: MessageWriter
+    client_sides: Mapping[str, ClientSide]
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes go to a client and come back."""
-        return self.messages.num_bytes(self.arrays, self.availability.trainers[0])
+        """How many bytes go to a client and come back, as they travel."""
+        payloads = self.step.broadcast(self.availability.trainers[0])
+        expected, downlink = self.step.expected(), self.writer.downlink
+        return bytes_moved(downlink, self.client_sides, self.arrays, payloads, expected)
+
+    def write(
+        self,
+        clients: Sequence[int],
+        round: int | None = None,
+        arrays: ArrayRecord | None = None,
+        payloads: Payloads | None = None,
+    ) -> dict[int, Message]:
+        """Return the messages that ask clients to train, by client id: on x, unless told otherwise.
+
+        Args:
+            clients: to ask.
+            round: that they are told; None: t.
+            arrays: what they start from; None: x.
+            payloads: that they get; None: what the sides send each now.
+        """
+        for client in clients:
+            self.step.asked(client)
+        sent = self.step.broadcast if payloads is None else lambda client: payloads
+        model = self.arrays if arrays is None else arrays
+        return self.writer.train(round or self.number, model, self.config, clients, sent)
 
     def ask(self, clients: Sequence[int]) -> list[int]:
         """Return those of the clients that can take part; see ClientAvailability."""
@@ -202,8 +197,7 @@ class SampledClients(Selector):
 
 def selected(start: RoundStart, outcome: Outcome, clock: float) -> Selection:
     """Return the selection of clients that all start from x."""
-    messages = start.messages.write(start.number, start.arrays, outcome.clients)
-    return Selection(messages, outcome, clock)
+    return Selection(start.write(outcome.clients), outcome, clock)
 
 
 def drawn_by(sampler: ClientSampler, round: int, size: int) -> list[int]:

@@ -154,48 +154,44 @@ def query(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dict[i
     return answers
 
 
-@dataclass(frozen=True)
-class MessageSizes:
-    """The array bytes of a train message and of its reply, as ``count_bytes`` would count them.
+def bytes_moved(
+    downlink: Downlink,
+    client_sides: Mapping[str, ClientSide],
+    arrays: ArrayRecord,
+    payloads: Payloads,
+    expected: Shapes,
+) -> int:
+    """Return the array bytes of a train message and of its reply, before anything is sent.
 
-    Attributes:
+    Args:
         downlink: what is compressed, and with which codecs.
         client_sides: the methods' client halves; payloads of unknown shapes count nothing.
+        arrays: x and its buffers.
+        payloads: that go down.
+        expected: the shapes of payloads that come up.
     """
-
-    downlink: Downlink
-    client_sides: Mapping[str, ClientSide]
-
-    def of(self, arrays: ArrayRecord, payloads: Payloads, expected: Shapes) -> int:
-        """Return the bytes down and up.
-
-        Args:
-            arrays: x and its buffers.
-            payloads: that go down.
-            expected: the shapes of payloads that come up.
-        """
-        compression, compressed = self.downlink.compression, self.downlink.payloads
-        trained = [name for name in arrays if name not in self.downlink.buffers]
-        length = sum(math.prod(arrays[name].shape) for name in trained)
-        in_full = sum(bytes_of(arrays[name]) for name in trained)
-        buffers = sum(bytes_of(arrays[name]) for name in arrays) - in_full
-        total = 2 * buffers
-        for codec in (compression.codec_down, compression.up):
-            total += in_full if codec is None else _coded(codec, length)
-        for name, tensors in payloads.items():
-            sizes = [(tuple(value.shape), value.dtype) for value in tensors.values()]
-            total += _record(sizes, compression.codec_down if name in compressed else None)
-        sides = self.client_sides.values()
-        dtypes = {name: kind for side in sides for name, kind in side.dtypes.items()}
-        sent = {name for side in sides for name in side.sends}
-        for name, shapes in known_shapes(expected).items():
-            if name in sent:
-                sizes = [
-                    (shape, dtypes.get(name) or _dtype_of(tensor, arrays))
-                    for tensor, shape in shapes.items()
-                ]
-                total += _record(sizes, compression.up if name in compressed else None)
-        return total
+    compression, compressed = downlink.compression, downlink.payloads
+    trained = [name for name in arrays if name not in downlink.buffers]
+    length = sum(math.prod(arrays[name].shape) for name in trained)
+    in_full = sum(bytes_of(arrays[name]) for name in trained)
+    buffers = sum(bytes_of(arrays[name]) for name in arrays) - in_full
+    total = 2 * buffers
+    for codec in (compression.codec_down, compression.up):
+        total += in_full if codec is None else _coded(codec, length)
+    for name, tensors in payloads.items():
+        sizes = [(tuple(value.shape), value.dtype) for value in tensors.values()]
+        total += _record(sizes, compression.codec_down if name in compressed else None)
+    sides = client_sides.values()
+    dtypes = {name: kind for side in sides for name, kind in side.dtypes.items()}
+    sent = {name for side in sides for name in side.sends}
+    for name, shapes in known_shapes(expected).items():
+        if name in sent:
+            sizes = [
+                (shape, dtypes.get(name) or _dtype_of(tensor, arrays))
+                for tensor, shape in shapes.items()
+            ]
+            total += _record(sizes, compression.up if name in compressed else None)
+    return total
 
 
 def _dtype_of(tensor: str, arrays: ArrayRecord) -> torch.dtype:
