@@ -276,21 +276,17 @@ def _privacy(rules: Policy, recipe: DictConfig) -> Iterator[str]:
     if node.reproducible_noise:
         yield line(f"{_PRIVACY}.reproducible_noise=true", rules, "privacy.by")
     if rules.privacy.epsilon is not None:
-        epsilon = _epsilon(recipe, option, rules.privacy.delta)
+        epsilon = _epsilon(recipe, rules.privacy.delta)
         if epsilon > rules.privacy.epsilon:
             yield line(f"epsilon={epsilon:.3g} of all rounds", rules, "privacy.epsilon")
 
 
-def _epsilon(recipe: DictConfig, option: str, delta: float) -> float:
+def _epsilon(recipe: DictConfig, delta: float) -> float:
     """Return epsilon of a site that is asked in every round; inf where nobody knows how often."""
     if recipe.strategy.asynchronous is not None:
         return float("inf")
     privacy = build_part(recipe, _PRIVACY, classifier_tensors=1)
-    if option == "local":
-        (side,) = privacy.halves(None).client_sides.values()
-        z = side.mechanism.noise_multiplier
-    else:
-        z = privacy.noise_multiplier
+    z = privacy.noise_multiplier
     return epsilon_of(float(z), int(recipe.rounds), delta, _PRIVACY) if z else float("inf")
 
 

@@ -84,7 +84,11 @@ def option_parts(recipe: DictConfig, classifier_tensors: int) -> Parts:
     built = {key: build_part(recipe, f"strategy.{key}", classifier_tensors) for key in _OPTIONS}
     parts = Parts(**built)
     privacy = build_part(recipe, "strategy.differential_privacy", classifier_tensors)
-    return parts if privacy is None else privacy.halves(parts.sampler) | parts
+    if privacy is None:
+        return parts
+    client, server = privacy.halves(parts.sampler)
+    name = "differential_privacy"
+    return Parts(client_sides={name: client}, server_sides={name: server}) | parts
 
 
 def method_values(

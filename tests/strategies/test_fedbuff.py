@@ -15,7 +15,6 @@ from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.schedules import ExponentialDecay
-from fedhet.strategies.differential_privacy import Local
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.fedbuff import FedAsync, FedBuff
 from fedhet.strategies.fedcm import FedCM
@@ -24,6 +23,7 @@ from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fednova import FedNova
 from fedhet.strategies.modes.asynchronous import Asynchronous, Started
+from fedhet.strategies.modes.private.local_privacy import Local
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.modes.simulated_clients import SimulatedClients, SimulatedStep
 from fedhet.strategies.modes.systems import Constant, DayNight, LogNormal
@@ -154,11 +154,10 @@ def test_epsilon_counts_the_messages_to_a_client_and_no_sized_one(settings):
             asked[reply.metadata.src_node_id - 1000] += 1
         return reply
 
-    privacy = Local().halves(None)
-    [side] = privacy.server_sides.values()
+    client, side = Local().halves(None)
     strategy = built(
-        client_sides=privacy.client_sides,
-        server_sides=privacy.server_sides,
+        client_sides={"differential_privacy": client},
+        server_sides={"differential_privacy": side},
         aggregator=UniformMean(),
         asynchronous=settings,
         sampler=FixedSizeSampler(participation=0.5),

@@ -69,17 +69,19 @@ def test_prototypes_are_the_means_over_all_examples_and_travel_alone():
 def test_a_class_that_nobody_in_the_round_holds_keeps_its_prototype():
     server = PrototypeServer()
     server.init({})
+    server.init({})
     first = torch.tensor([[2.0, 4.0], [3.0, 3.0], [0.0, 0.0]])
     server.reduce(total_of([reply(0, first, torch.tensor([2.0, 1.0, 0.0]))]), {}, COHORT)
-    assert server.sent[MEANS].tolist() == [[1.0, 2.0], [3.0, 3.0], [0.0, 0.0]]
+    assert server.prototypes[MEANS].tolist() == [[1.0, 2.0], [3.0, 3.0], [0.0, 0.0]]
     second = torch.tensor([[8.0, 8.0], [0.0, 0.0], [0.0, 0.0]])
     server.reduce(total_of([reply(1, second, torch.tensor([2.0, 0.0, 0.0]))]), {}, COHORT)
-    assert server.sent[MEANS].tolist() == [[4.0, 4.0], [3.0, 3.0], [0.0, 0.0]]
+    assert server.prototypes[MEANS].tolist() == [[4.0, 4.0], [3.0, 3.0], [0.0, 0.0]]
 
 
 def test_features_of_another_size_are_refused_by_name():
     """In round 1 those that are not most clients'; then the shapes are known."""
     server, counts = PrototypeServer(), torch.ones(2)
+    server.init({})
     assert server.expected() == {PROTOTYPE_SUMS: {SUMS: (None, None), COUNTS: (None,)}}
     three, four = (torch.ones(2, size) for size in (3, 4))
     replies = [reply(3, three, counts), reply(5, four, counts), reply(7, three, counts)]

@@ -14,13 +14,14 @@ from fedhet.common.kinds import choices_of
 from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.dense import DENSE
-from fedhet.strategies.differential_privacy import CentralAdaptive, CentralFixed, Local
 from fedhet.strategies.ensemble import Ensemble
 from fedhet.strategies.fedcm import ClientMomentum
 from fedhet.strategies.feddw import FedDW
 from fedhet.strategies.fednova import FedNova
 from fedhet.strategies.fedpvr import FedPVR
 from fedhet.strategies.method import Method
+from fedhet.strategies.modes.private.differential_privacy import CentralAdaptive, CentralFixed
+from fedhet.strategies.modes.private.local_privacy import Local
 from fedhet.strategies.pfnm import PFNM
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression

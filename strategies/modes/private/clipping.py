@@ -27,19 +27,38 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedhet.common.configured import Option
 from fedhet.common.errors import ConfigError
 from fedhet.common.flower.clipping import (
     adaptive_clip_inputs_inplace,
     compute_adaptive_noise_params,
     get_norm,
 )
-from fedhet.strategies.base import ClientSide, Reply, Tensors
+from fedhet.common.kinds import Delta
+from fedhet.strategies.base import ClientSide, Reply, ServerSide, Tensors
 from fedhet.strategies.modes.private.seeded_rng import Noise
+from fedhet.strategies.slots import ClientSampler
 
 KEY = "strategy.differential_privacy"
 NORM_BIT = "norm_bit"  # payload: 1 from a client whose upload was not clipped
 
 Arrays = list[NDArray[np.float64]]
+
+
+class Privacy(Option):
+    """Clips what clients send, and adds noise."""
+
+    group = "strategy/differential_privacy"
+
+    delta: Delta = 1.0e-5
+    """delta of (epsilon, delta) privacy; the rows report epsilon"""
+    reproducible_noise: bool = False
+    """true: the noise follows from the seed, so a run can be repeated to the bit, and whoever knows
+    the seed can remove the noise"""
+
+    def halves(self, sampler: ClientSampler | None) -> tuple[ClientSide, ServerSide]:
+        """Return the two halves; ``sampler`` is the run's."""
+        raise NotImplementedError
 
 
 def arrays_of(reply: Reply) -> Arrays:

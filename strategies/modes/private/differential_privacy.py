@@ -1,15 +1,10 @@
-"""Client-level differential privacy: uploads are clipped, and noise is added, centrally or locally.
+"""Central differential privacy of clients: uploads are clipped, and the server adds noise.
 
-Central     McMahan, Ramage, Talwar, Zhang. ICLR 2018. https://arxiv.org/abs/1710.06963
-Local       a client adds the noise itself: Dwork and Roth 2014, Theorem A.1
+McMahan, Ramage, Talwar, Zhang. ICLR 2018. https://arxiv.org/abs/1710.06963
 
-v_i is the upload of client i, clipped to the norm C (strategies/modes/private/clipping.py):
+With v_i the upload of client i, clipped to the norm C (clipping.py), and z the noise multiplier:
 
-    central     (sum_i v_i + N(0, (z C)^2)) / m          z the noise multiplier, at the server
-    local       v_i + N(0, sigma^2),   sigma = 2 C sqrt(2 ln(1.25 / delta)) / epsilon, at the client
-
-Where that formula is too small for epsilon (above 8 or so; it is proven for epsilon <= 1), sigma is
-the exact one: Balle, Wang. ICML 2018, Theorem 8. https://arxiv.org/abs/1805.06530
+    (sum_i v_i + N(0, (z C)^2)) / m
 
 m is the number of clients expected in a round, participation * N: fixed before round 1, however
 many replies arrive. So one client more or less moves the sum by C at most, which the accountant
@@ -31,17 +26,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedhet.common.configured import Refers
 from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import NotNegative, Positive, Seed, Share, ShareAboveZero, Whole
 from fedhet.strategies.base import (
-    STATE_LOST,
     ClientSide,
     Payloads,
     Reads,
@@ -52,26 +47,28 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
-from fedhet.strategies.components.samplers import FixedSizeSampler
+from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from fedhet.strategies.modes.private.clipping import (
     KEY,
     NORM_BIT,
+    AdaptiveNorm,
     ClippingNorm,
+    FixedNorm,
+    Privacy,
     arrays_of,
     clip,
-    require_no_buffers,
     with_arrays,
 )
 from fedhet.strategies.modes.private.gaussian_mechanism import Uploads, epsilon_of
 from fedhet.strategies.modes.private.seeded_rng import noise_from
 from fedhet.strategies.round.exact_sum import norms_of
+from fedhet.strategies.slots import ClientSampler
 
 CLIPPING, NORM = "clipping", "norm"
 UNCLIPPED = "unclipped"
 _STREAM = 0xD9  # keeps noise independent of every other use of the run's seed
 _ROUNDED = 1e-3  # by how much rounding may move the mean of the clients' bits
-# The metrics that a client still sends under local privacy.
-_NEEDED = ("partition-id", "num-examples", "num-steps", "lr-sum", STATE_LOST)
+Clipping = Literal["client", "server"]
 
 
 class ClippingClient(ClientSide):
@@ -84,7 +81,7 @@ class ClippingClient(ClientSide):
 
     clips = True
 
-    def __init__(self, clipping: Literal["client", "server"], *, adaptive: bool) -> None:
+    def __init__(self, clipping: Clipping, *, adaptive: bool) -> None:
         at_client = clipping == "client"
         self.needs = frozenset({CLIPPING} if at_client else ())
         self.sends = frozenset({NORM_BIT} if at_client and adaptive else ())
@@ -103,18 +100,6 @@ def with_norm_bit(reply: Reply, was_longer: bool) -> Reply:
     return replace(reply, payloads={**reply.payloads, NORM_BIT: bit})
 
 
-class CentralSettings(Protocol):
-    """The settings of central differential privacy (strategies/differential_privacy.py)."""
-
-    clients: int
-    participation: float
-    noise_multiplier: float
-    delta: float
-    clipping: Literal["client", "server"]
-    reproducible_noise: bool
-    seed: int
-
-
 class CentralPrivacy(ServerSide):
     """Replaces the replies by m copies of their clipped sum plus noise, over m.
 
@@ -130,23 +115,20 @@ class CentralPrivacy(ServerSide):
 
     leaves = Reads.SUM | Reads.STEPS
 
-    def __init__(self, privacy: CentralSettings, norm: ClippingNorm, *, secret: bool) -> None:
-        clients, participation = privacy.clients, privacy.participation
-        if clients < 1:
+    def __init__(self, privacy: Central, norm: ClippingNorm, *, secret: bool) -> None:
+        if privacy.clients < 1:
             raise ConfigError(
-                f"clients={clients}: strategy/differential_privacy divides by the number of "
-                "clients that it expects in a round, which must not depend on who connects: set "
+                f"clients={privacy.clients}: strategy/differential_privacy divides by the number "
+                "of clients that it expects in a round, which must not depend on who connects: set "
                 "clients to their number"
             )
-        self.z, self.norm, self.delta = privacy.noise_multiplier, norm, privacy.delta
-        self.at_client = privacy.clipping == "client"
+        self.privacy, self.norm, self.secret = privacy, norm, secret
+        self.z, self.at_client = privacy.noise_multiplier, privacy.clipping == "client"
         self.reads = Reads.SUM if self.at_client else Reads.REPLIES
-        self.reproducible_noise, self.seed = privacy.reproducible_noise, privacy.seed
-        self.clients, self.participation, self.secret = clients, participation, secret
         self.sends = frozenset({CLIPPING} if self.at_client else ())
         self.needs = frozenset({NORM_BIT} if self.at_client and self.norm.adaptive else ())
         self.adds = frozenset({NORM_BIT} if not self.at_client and self.norm.adaptive else ())
-        self.size = FixedSizeSampler(participation=participation).size(clients)
+        self.size = FixedSizeSampler(participation=privacy.participation).size(privacy.clients)
         self.multiplier = self.norm.noise_multiplier(self.z, self.size)
         self.sensitivity: float | None = None
         self.uploads = Uploads()
@@ -156,7 +138,7 @@ class CentralPrivacy(ServerSide):
         """Reset the counts; a missing accountant raises here, before round 1."""
         self.uploads, self.rounds = Uploads(), 0
         if self.z > 0:
-            epsilon_of(self.z, 1, self.delta, KEY)
+            epsilon_of(self.z, 1, self.privacy.delta, KEY)
 
     def broadcast(self, client_id: int) -> Payloads:
         """Send C if clients clip."""
@@ -188,8 +170,8 @@ class CentralPrivacy(ServerSide):
         arrays = arrays_of(mean)
         longer = total.rounding * math.sqrt(sum(array.size for array in arrays))
         self.sensitivity = self.norm.value + longer
-        seed = np.random.SeedSequence([self.seed, self.rounds, _STREAM])
-        with noise_from(seed if self.reproducible_noise else None) as noise:
+        seed = np.random.SeedSequence([self.privacy.seed, self.rounds, _STREAM])
+        with noise_from(seed if self.privacy.reproducible_noise else None) as noise:
             for array in arrays:
                 array += noise(self.multiplier * self.sensitivity / self.size, array.shape)
             if self.norm.adaptive:
@@ -208,11 +190,10 @@ class CentralPrivacy(ServerSide):
         if self.sensitivity is not None:
             found["dp-sensitivity"] = self.sensitivity
         if self.z > 0:
-            found["dp-epsilon"] = epsilon_of(self.z, self.uploads.most, self.delta, KEY)
+            delta, rate = self.privacy.delta, self.privacy.participation
+            found["dp-epsilon"] = epsilon_of(self.z, self.uploads.most, delta, KEY)
             if self._amplified():
-                found["dp-epsilon-sampled"] = epsilon_of(
-                    self.z, self.rounds, self.delta, KEY, self.participation
-                )
+                found["dp-epsilon-sampled"] = epsilon_of(self.z, self.rounds, delta, KEY, rate)
         return found
 
     def _amplified(self) -> bool:
@@ -221,9 +202,9 @@ class CentralPrivacy(ServerSide):
         Whoever knows the sampler's seed knows all cohorts. And if the sampler draws nobody, it
         takes one client; the probability of this must be negligible beside delta.
         """
-        rate = self.participation
-        nobody = self.rounds * (1 - rate) ** self.clients
-        return self.secret and rate < 1.0 and nobody <= 1e-3 * self.delta
+        rate = self.privacy.participation
+        nobody = self.rounds * (1 - rate) ** self.privacy.clients
+        return self.secret and rate < 1.0 and nobody <= 1e-3 * self.privacy.delta
 
     def state_dict(self) -> Payloads:
         """Return C, the number of rounds and the uploads by client."""
@@ -269,101 +250,68 @@ def copies(reply: Reply, size: int) -> ReplySum:
     return ReplySum([bare] * size, [1 / size] * size, reply.update, payloads, reply.buffers)
 
 
-@cache
-def _gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """Return sigma over the sensitivity: Dwork and Roth's, or the exact one where it is larger."""
-    from scipy.optimize import brentq  # which takes half a second to import
-    from scipy.special import log_ndtr, ndtr
+class Central(Privacy):
+    """The clients, or the server, clip; the server adds noise to the sum."""
 
-    def excess(sigma: float) -> float:
-        ahead, behind = 0.5 / sigma - epsilon * sigma, -0.5 / sigma - epsilon * sigma
-        # the exponent is below 0, but for rounding where epsilon is large
-        return float(ndtr(ahead) - math.exp(min(0.0, epsilon + log_ndtr(behind)))) - delta
+    clipping: Clipping = "client"
+    """who clips: client | server (which then sees the unclipped replies)"""
+    noise_multiplier: NotNegative = 1.0
+    """z: the server adds noise z C to the sum and divides by m, the clients expected in a round; 0:
+    no noise. With an adaptive C, z covers the mean and the count of unclipped clients together"""
+    seed: Annotated[Seed, Refers("${seed}")] = 0
+    """seed of reproducible noise"""
+    clients: Annotated[Whole, Refers("${clients}")] = 0
+    """N, the number of clients"""
+    participation: Annotated[ShareAboveZero, Refers("${participation}")] = 1.0
+    """|S| / N, the share of clients in a round"""
 
-    classical = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-    if excess(classical) <= 0.0:
-        return classical
-    enough = classical
-    while excess(enough) > 0.0:
-        enough *= 2.0
-    return float(brentq(excess, classical, enough, xtol=1e-12 * classical))
+    def norm(self) -> ClippingNorm:
+        """Return the clipping norm C."""
+        raise NotImplementedError
+
+    def halves(self, sampler: ClientSampler | None) -> tuple[ClientSide, ServerSide]:
+        """Clip at the clients, or at the server."""
+        norm = self.norm()
+        # Nobody can foresee who takes part.
+        secret = isinstance(sampler, BernoulliSampler) and sampler.is_secret
+        client = ClippingClient(self.clipping, adaptive=norm.adaptive)
+        return client, CentralPrivacy(self, norm, secret=secret)
 
 
-@dataclass(frozen=True)
-class LocalMechanism:
-    """Noise that a client adds to its own upload, so that it need not trust the server.
-
-    Attributes:
-        clipping_norm: C; two uploads differ by at most 2 C.
-        epsilon: of one upload.
-        delta: of one upload.
-        reproducible_noise: draw the noise from the run's seed, so that the run can be repeated to
-            the bit; it then hides nothing from those who know the seed, as the server does.
+class CentralFixed(Central):
+    """Central differential privacy (McMahan et al. 2018): each client's reply is clipped, and the
+    server adds noise to the sum.
     """
 
-    clipping_norm: float
-    epsilon: float
-    delta: float
-    reproducible_noise: bool
+    option = "central_fixed"
 
-    @property
-    def noise_multiplier(self) -> float:
-        """The standard deviation of the noise over the sensitivity 2 C."""
-        return _gaussian_multiplier(self.epsilon, self.delta)
+    clipping_norm: Positive = 1.0
+    """C, the most that a client's update and payloads may measure together (L2)"""
 
-    @property
-    def noise(self) -> float:
-        """The standard deviation of the noise on every number."""
-        return 2 * self.clipping_norm * self.noise_multiplier
+    def norm(self) -> ClippingNorm:
+        """Return a constant C."""
+        return FixedNorm(self.clipping_norm)
 
 
-class LocalPrivacyClient(ClientSide):
-    """Clips the client's upload, adds noise, and keeps losses and accuracies to itself."""
+class CentralAdaptive(Central):
+    """Central differential privacy with a clipping norm that follows a quantile of the clients'
+    norms (Andrew et al. 2021).
+    """
 
-    clips = True
+    option = "central_adaptive"
 
-    def __init__(self, mechanism: LocalMechanism) -> None:
-        self.mechanism = mechanism
+    initial_clipping_norm: Positive = 0.1
+    """C in round 1"""
+    target_quantile: Share = 0.5
+    """gamma, the share of clients that should not be clipped"""
+    clip_norm_lr: Positive = 0.2
+    """eta, how fast C follows: C <- C exp(-eta (share - gamma)) each round"""
+    count_stddev: Positive | None = None
+    """noise on the number of unclipped clients, above noise_multiplier / 2; null: m / 20, with m
+    clients expected in a round"""
 
-    def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
-        """Return the reply with noise; raise ConfigError if buffers would leave without it."""
-        require_no_buffers({"": self}, reply.buffers)
-        mechanism = self.mechanism
-        short, _ = clip(reply, mechanism.clipping_norm)
-        with noise_from(seed if mechanism.reproducible_noise else None) as noise:
-            noised = [a + noise(mechanism.noise, a.shape) for a in arrays_of(short)]
-        metrics = {name: reply.metrics[name] for name in _NEEDED if name in reply.metrics}
-        return replace(with_arrays(short, noised), metrics=metrics)
-
-
-class LocalPrivacyServer(ServerSide):
-    """Counts the uploads of each client and reports epsilon of the clients' mechanism."""
-
-    def __init__(self, mechanism: LocalMechanism) -> None:
-        self.mechanism = mechanism
-        self.uploads = Uploads()
-
-    def init(self, params: Tensors) -> None:
-        """Reset the counts; a missing accountant raises here, before round 1."""
-        self.uploads = Uploads()
-        self._epsilon(1)
-
-    def asked(self, client_id: int) -> None:
-        """Count the request."""
-        self.uploads.add(client_id)
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return epsilon of the client that was asked most often."""
-        return {"dp-epsilon": self._epsilon(self.uploads.most)}
-
-    def state_dict(self) -> Payloads:
-        """Return the uploads by client."""
-        return {"uploads": self.uploads.tensors()}
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore :meth:`state_dict`."""
-        self.uploads = Uploads.of(state["uploads"])
-
-    def _epsilon(self, uploads: int) -> float:
-        mechanism = self.mechanism
-        return epsilon_of(mechanism.noise_multiplier, uploads, mechanism.delta, KEY)
+    def norm(self) -> ClippingNorm:
+        """Return a C that follows the quantile."""
+        return AdaptiveNorm(
+            self.initial_clipping_norm, self.target_quantile, self.clip_norm_lr, self.count_stddev
+        )

@@ -16,13 +16,17 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import RefusedReplyError, Reply, ServerSide
 from fedhet.strategies.components.aggregators import NormMean, UniformMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from fedhet.strategies.differential_privacy import CentralAdaptive, CentralFixed, Local
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn, FedDynServer
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.modes.private.clipping import NORM_BIT, clip
-from fedhet.strategies.modes.private.differential_privacy import UNCLIPPED
+from fedhet.strategies.modes.private.differential_privacy import (
+    UNCLIPPED,
+    CentralAdaptive,
+    CentralFixed,
+)
 from fedhet.strategies.modes.private.gaussian_mechanism import epsilon_of
+from fedhet.strategies.modes.private.local_privacy import Local
 from fedhet.strategies.modes.private.seeded_rng import seeded_numpy
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.scaffold import CONTROL_VARIATE, SCAFFOLD
@@ -42,8 +46,7 @@ NOISY = {"noise_multiplier": 2.0, "clipping_norm": 0.5}
 def halves(kind=CentralFixed, sampler=None, /, **given) -> tuple:
     """Return the halves of a mechanism, at a client and at the server of four."""
     given = given if kind is Local else {"clients": 4, **given}
-    parts = kind(**given).halves(sampler)
-    return *parts.client_sides.values(), *parts.server_sides.values()
+    return kind(**given).halves(sampler)
 
 
 def server(*kinds, **given):
@@ -152,7 +155,7 @@ def test_local_noise_has_the_standard_deviation_of_the_formula():
     drawn = noise_of(found.update["w"], found.payloads["delta"]["w"]) + 1.0 - clipped_to
     assert drawn.std().item() == pytest.approx(expected, rel=0.025)
     assert abs(drawn.mean().item()) < 7 * expected / 200
-    assert side.mechanism.noise_multiplier == pytest.approx(expected / (2 * 0.5))
+    assert side.privacy.noise_multiplier == pytest.approx(expected / (2 * 0.5))
     quiet = client.upload(reply(3, 1.0), {}, SEED)  # it keeps its losses
     assert set(quiet.metrics) == {"partition-id", "num-examples"}
 
@@ -160,7 +163,7 @@ def test_local_noise_has_the_standard_deviation_of_the_formula():
 @pytest.mark.parametrize("epsilon", [1.0, 8.0, 10.0, 20.0])
 def test_local_noise_is_enough_also_where_the_formula_is_not(epsilon):
     """By the exact delta of a Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
-    sigma = server(Local, epsilon=epsilon).mechanism.noise_multiplier
+    sigma = server(Local, epsilon=epsilon).privacy.noise_multiplier
     ahead, behind = 0.5 / sigma - epsilon * sigma, -0.5 / sigma - epsilon * sigma
     below = [0.5 * math.erfc(-x / math.sqrt(2)) for x in (ahead, behind)]  # of N(0, 1)
     delta = below[0] - math.exp(epsilon) * below[1]
@@ -174,7 +177,7 @@ def test_local_noise_is_enough_also_where_the_formula_is_not(epsilon):
 @pytest.mark.parametrize("epsilon", [1e6, 1e300])
 def test_a_huge_epsilon_has_little_noise_and_no_overflow(epsilon):
     """Theorem 8 tends to sigma^2 = 1 / (2 epsilon)."""
-    sigma = server(Local, epsilon=epsilon).mechanism.noise_multiplier
+    sigma = server(Local, epsilon=epsilon).privacy.noise_multiplier
     assert sigma == pytest.approx(1 / math.sqrt(2 * epsilon), rel=0.01)
 
 

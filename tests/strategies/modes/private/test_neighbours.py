@@ -16,9 +16,12 @@ from torch import Tensor
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from fedhet.strategies.differential_privacy import CentralAdaptive, CentralFixed
 from fedhet.strategies.modes.private.clipping import arrays_of
-from fedhet.strategies.modes.private.differential_privacy import CentralPrivacy
+from fedhet.strategies.modes.private.differential_privacy import (
+    CentralAdaptive,
+    CentralFixed,
+    CentralPrivacy,
+)
 from fedhet.strategies.modes.private.gaussian_mechanism import epsilon_of
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.registration import FederationConfig
@@ -64,9 +67,10 @@ def run(sampler, *, absent: Collection[int] = (), scaffold=False, adaptive=False
     else:
         privacy = CentralFixed(clipping_norm=NORM, **how)
     side = Recorder(privacy, privacy.norm(), secret=False)
-    parts = privacy.halves(sampler) | (SCAFFOLD().parts() if scaffold else Parts())
+    client, _ = privacy.halves(sampler)
+    parts = SCAFFOLD().parts() if scaffold else Parts()
     strategy = built(
-        client_sides=parts.client_sides,
+        client_sides={**parts.client_sides, "differential_privacy": client},
         server_sides={**parts.server_sides, "differential_privacy": side},
         aggregator=UniformMean(),
         sampler=sampler,
