@@ -46,18 +46,12 @@ OWN, ALPHA = "apfl_own", "apfl_alpha"  # v_i and alpha_i, in the client state
 
 
 class APFLClient(ClientSide):
-    """Trains a second model through its mixture with y_i, and learns its share of the mixture.
-
-    Args:
-        alpha: the first alpha_i, in [0, 1].
-        alpha_lr: eta_a, the step size of alpha_i; None: eta_l.
-    """
+    """Trains a second model through its mixture with y_i, and learns its share of the mixture."""
 
     own_state = frozenset({OWN, ALPHA})
 
     def __init__(self, alpha: float, alpha_lr: float | None) -> None:
-        self.first_alpha = alpha
-        self.alpha_lr = alpha_lr
+        self.first_alpha, self.alpha_lr = alpha, alpha_lr
 
     def begin(self, context: LocalContext) -> None:
         """Load v_i and alpha_i."""

@@ -109,9 +109,7 @@ class Calibrated:
     reads = Reads.SUM
 
     def __init__(self, method: CCVR, server: CCVRServer) -> None:
-        self.samples, self.steps, self.batch_size = method.samples, method.steps, method.batch_size
-        self.lr, self.momentum, self.seed = method.lr, method.momentum, method.seed
-        self.server = server
+        self.how, self.server = method, server
 
     def bind(self, network: ServerModel) -> None:
         """Take the network."""
@@ -125,10 +123,10 @@ class Calibrated:
         state = model.state_dict()
         buffers = {n for n, one in model.named_buffers() if one.is_floating_point() and n in state}
         sent = {name: state[name].detach().cpu().clone() for name in {*params, *buffers}}
-        if self.samples == 0:
+        if self.how.samples == 0:
             return sent
-        generator = torch.Generator().manual_seed(self.seed)
-        features, labels = drawn(self.server.moments, self.samples, generator)
+        generator = torch.Generator().manual_seed(self.how.seed)
+        features, labels = drawn(self.server.moments, self.how.samples, generator)
         head = copy.deepcopy(model.get_submodule("head")).cpu().requires_grad_(True)
         self._train(head, features.to(params["head.weight"].dtype), labels, generator)
         return sent | {f"head.{name}": value.detach() for name, value in head.named_parameters()}
@@ -136,10 +134,10 @@ class Calibrated:
     def _train(
         self, head: nn.Module, features: Tensor, labels: Tensor, generator: torch.Generator
     ) -> None:
-        optimizer = SGD(momentum=self.momentum)
-        optimizer.start(dict(head.named_parameters()), self.lr)
-        for _ in range(self.steps):
-            chosen = torch.randint(len(labels), (self.batch_size,), generator=generator)
+        how, optimizer = self.how, SGD(momentum=self.how.momentum)
+        optimizer.start(dict(head.named_parameters()), how.lr)
+        for _ in range(how.steps):
+            chosen = torch.randint(len(labels), (how.batch_size,), generator=generator)
             head.zero_grad()
             with torch.enable_grad():
                 loss = cross_entropy(head(features[chosen]), labels[chosen])

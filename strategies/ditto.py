@@ -39,11 +39,7 @@ OWN = "ditto"  # v_i, in the client state
 
 
 class DittoClient(ClientSide):
-    """Trains a second model, which stays at the client.
-
-    Args:
-        coefficient: lambda, how strongly x pulls v_i.
-    """
+    """Trains a second model, which stays at the client; ``coefficient`` is lambda."""
 
     own_state = frozenset({OWN})
 

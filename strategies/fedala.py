@@ -40,7 +40,7 @@ from fedhet.strategies.base import (
     Payloads,
     Tensors,
 )
-from fedhet.strategies.components.tensor_selection import TensorSelector, as_selector
+from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.method import OWN_MODELS, Method
 from fedhet.strategies.parts import Parts
 
@@ -52,27 +52,14 @@ _MOST_PASSES = 100
 class FedALAClient(ClientSide):
     """Starts local training between the client's last model and the global one.
 
-    Args:
-        layers: the tensors that are mixed; the others are the global ones.
-        eta: step size of A.
-        data_share: the share of the examples that A is learnt on, in (0, 1]; drawn every round.
-        until_std: when A is first learnt, pass over them until the standard deviation of the last
-            10 passes' mean losses is below this; None: one pass, as in every other round.
+    The arguments are :class:`FedALA`'s; other examples to learn A on are drawn every round.
     """
 
     moves_start = True
 
-    def __init__(
-        self,
-        layers: TensorSelector | str,
-        eta: float,
-        data_share: float,
-        until_std: float | None,
-    ) -> None:
-        self.layers = as_selector(layers, "strategy.fedala.layers")
-        self.eta = eta
-        self.data_share = data_share
-        self.until_std = until_std
+    def __init__(self, layers: str, eta: float, data_share: float, until_std: float | None) -> None:
+        self.layers = TensorSelector(layers, "strategy.fedala.layers")
+        self.eta, self.data_share, self.until_std = eta, data_share, until_std
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse a selector that matches no shared tensor."""

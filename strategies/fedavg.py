@@ -12,9 +12,9 @@ FedYogi change only the server optimizer: see server_optimizers.py.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from fedhet.common.configured import Key
+from fedhet.common.configured import Key, fields
 from fedhet.common.kinds import Positive, Share
 from fedhet.strategies.components.server_optimizers import SGD, Adagrad, Adam, Yogi
 from fedhet.strategies.method import Method
@@ -52,6 +52,7 @@ class _Adaptive(Method):
 
     replaces = frozenset({"server_optimizer"})
     requires = MappingProxyType({"strategy.server_optimizer": None})
+    optimizer: ClassVar[type[Adagrad | Adam | Yogi]]
 
     server_lr: Annotated[Positive, Key("server.lr")] = 0.03
     beta1: Share = 0.9
@@ -59,19 +60,21 @@ class _Adaptive(Method):
     tau: Positive = 0.001
     """adaptivity: added to the root of the second moment"""
 
+    def parts(self) -> Parts:
+        """Step by the optimizer."""
+        own = {name: getattr(self, name) for name in fields(self.optimizer).keys() - {"lr"}}
+        return Parts(server_optimizer=self.optimizer(lr=self.server_lr, **own))
+
 
 class FedAdagrad(_Adaptive):
     """FedAdagrad (Reddi et al. 2021): Adagrad at the server, for sparse or very uneven gradients.
     The paper tunes server.lr and tau per task.
     """
 
+    optimizer = Adagrad
+
     beta1: Share = 0.0
     """decay of the first moment"""
-
-    def parts(self) -> Parts:
-        """Step by Adagrad."""
-        optimizer = Adagrad(lr=self.server_lr, beta1=self.beta1, tau=self.tau)
-        return Parts(server_optimizer=optimizer)
 
 
 class FedAdam(_Adaptive):
@@ -79,13 +82,10 @@ class FedAdam(_Adaptive):
     The paper tunes server.lr and tau per task.
     """
 
+    optimizer = Adam
+
     beta2: Share = 0.99
     """decay of the second moment"""
-
-    def parts(self) -> Parts:
-        """Step by Adam."""
-        optimizer = Adam(lr=self.server_lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
-        return Parts(server_optimizer=optimizer)
 
 
 class FedYogi(_Adaptive):
@@ -93,13 +93,10 @@ class FedYogi(_Adaptive):
     The paper tunes server.lr and tau per task.
     """
 
+    optimizer = Yogi
+
     beta2: Share = 0.99
     """decay of the second moment"""
-
-    def parts(self) -> Parts:
-        """Step by Yogi."""
-        optimizer = Yogi(lr=self.server_lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
-        return Parts(server_optimizer=optimizer)
 
 
 class Local(Method):

@@ -31,6 +31,7 @@ soft_labels.py has the differences in SL. The term acts from round 1 on, against
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -51,23 +52,16 @@ from fedhet.strategies.statistics.soft_labels import (
 )
 
 
+@dataclass(eq=False)
 class FedDWClient(ClientSide):
-    """Pulls the class relations of the classifier's weight to the global soft labels.
-
-    Args:
-        mu: weight of the term.
-        decay: factor on mu at the start of every ``decay_every`` rounds.
-        decay_every: how many rounds pass between two decays.
-        linearised_every: 0: eq. 11; n: eq. 30, with a new reference every n steps.
-    """
+    """Pulls the class relations of the classifier's weight to the global soft labels."""
 
     needs = frozenset({SOFT_LABELS})
 
-    def __init__(self, mu: float, decay: float, decay_every: int, linearised_every: int) -> None:
-        self.mu = mu
-        self.decay = decay
-        self.decay_every = decay_every
-        self.linearised_every = linearised_every
+    mu: float
+    decay: float
+    decay_every: int
+    linearised_every: int
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse a classifier that is not linear, or has a bias."""

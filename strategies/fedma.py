@@ -28,7 +28,7 @@ from fedhet.strategies.parts import Parts
 
 
 class MatchedAveraging(GrownNetwork):
-    """FedMA's output model; the arguments are those of :class:`GrownNetwork`."""
+    """FedMA's output model."""
 
     def matched(
         self, chain: Sequence[Link], models: Sequence[Tensors], shares: Tensor

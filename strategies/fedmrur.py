@@ -44,6 +44,7 @@ The paper: alpha .1, rho .5, gamma .005, sigma 1e4, beta 1, eta_l .1 x .998 a ro
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -82,24 +83,17 @@ def growth(distance: Tensor, sigma: float) -> Tensor:
     return torch.exp(exponent.clamp_max(_LINEAR_FROM)) * (1.0 + excess)
 
 
+@dataclass(eq=False)
 class ManifoldRegularizer(ClientSide):
     """Adds gamma R to the local objective."""
 
     measures = frozenset({"lorentz-distance"})
 
-    def __init__(
-        self,
-        gamma: float,
-        sigma: float,
-        beta: float,
-        space: Space,
-        lifts: Lifts,
-    ) -> None:
-        self.gamma = gamma
-        self.sigma = sigma
-        self.beta = beta
-        self.space = space
-        self.lifts = lifts
+    gamma: float
+    sigma: float
+    beta: float
+    space: Space
+    lifts: Lifts
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return gamma R, a scalar; None at gamma = 0."""

@@ -69,46 +69,6 @@ Absent = Literal["zero", "keep"]
 _CHECK_EVERY = 10  # iterations between tests for convergence, which wait for the GPU
 
 
-class Released:
-    """The authors' released loop.
-
-    Args:
-        step: s, of W and of the V_i, in (0, 2]: from 2 on the V_i diverge.
-        normalise: Norm: divide each row of the V_i's increments by its length.
-    """
-
-    def __init__(self, step: float, normalise: bool) -> None:
-        self.step = step
-        self.stride = self.step
-        self.normalise = normalise
-
-    def start(self, layer: Layer, model: Tensor, cap: float | None) -> Iterate:
-        """Return the iterate of a layer that starts at ``model`` (out, d); ``cap`` is C."""
-        if self.normalise:
-            return Normalised(layer, model, cap, self.step)
-        return Cumulative(layer, model, cap, self.step, 1.0, mean=True)
-
-
-class Algorithm1:
-    """Algorithm 1 as printed: eta is half of W's step, mu holds the V_i to their last values."""
-
-    def __init__(self, eta: float, mu: float) -> None:
-        self.stride = 2.0 * eta
-        self.kappa = mu / (1.0 + mu)
-
-    def start(self, layer: Layer, model: Tensor, cap: float | None) -> Iterate:
-        """Return the loop's iterate."""
-        return Cumulative(layer, model, cap, 1.0, self.kappa, mean=False)
-
-
-class Equation11(Algorithm1):
-    """Algorithm 1 with the V_i of eq. 11, which mu holds to the W_i."""
-
-    def start(self, layer: Layer, model: Tensor, cap: float | None) -> Iterate:
-        """Return the loop's iterate."""
-        return FromLocal(layer, model, cap, self.kappa)
-
-
 class HarmonizedOptima:
     """MA-Echo's aggregator: clients' models and projections in, the fused model out.
 
@@ -119,12 +79,7 @@ class HarmonizedOptima:
     reads = Reads.MODELS
 
     def __init__(self, method: MAEcho) -> None:
-        loops = {"algorithm1": Algorithm1, "equation11": Equation11}
-        kind = loops.get(method.loop)
-        self.loop = kind(method.eta, method.mu) if kind else Released(method.step, method.normalise)
-        self.iterations, self.tolerance = method.iterations, method.tolerance
-        self.weights, self.cap = method.weights, method.cap
-        self.initial, self.absent, self.seed = method.initial, method.absent, method.seed
+        self.how = method
         self.device = None if method.device == "auto" else torch.device(method.device)
 
     @torch.no_grad()
@@ -132,7 +87,7 @@ class HarmonizedOptima:
         """Return the change from x to the fused model."""
         # looked for here: processes that are forked after that could not use a GPU
         device = self.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        fused = masked_classifier(params, replies, self.absent)
+        fused = masked_classifier(params, replies, self.how.absent)
         for name in projected_layers(replies):
             own = {part: params[part] for part in (name, bias_of(name)) if part in params}
             local = local_models(own, replies)  # one layer at a time: N models are large
@@ -143,27 +98,40 @@ class HarmonizedOptima:
         return {name: fused[name] - x for name, x in params.items()}
 
     def _fuse(self, layer: Layer) -> Tensor:
-        cap = self.cap if self.weights == "program" else None
-        iterate = self.loop.start(layer, self._initial(layer), cap)
+        how, iterate = self.how, self._iterate(layer, self._initial(layer))
+        stride = how.step if how.loop == "released" else 2.0 * how.eta
         iteration, length = 0, float("inf")
-        while iteration < self.iterations and max(length, iterate.remaining) >= self.tolerance:
-            moved = iterate.iterate(self.loop.stride)
+        while iteration < how.iterations and max(length, iterate.remaining) >= how.tolerance:
+            moved = iterate.iterate(stride)
             iteration += 1
-            if iteration == self.iterations or (self.tolerance and iteration % _CHECK_EVERY == 0):
+            if iteration == how.iterations or (how.tolerance and iteration % _CHECK_EVERY == 0):
                 length = iterate.relative_length(moved)
         clients, width, rank = layer.bases.shape
         message = "MA-Echo: %s of %s clients, rank %s of %s: %s iterations, the last step %.1e of W"
         log(INFO, message, layer.name, clients, rank, width, iteration, length)
         return iterate.result()
 
+    def _iterate(self, layer: Layer, start: Tensor) -> Iterate:
+        """Return the loop's W and V_i of a layer; W starts at ``start`` (out, d)."""
+        how, kappa = self.how, self.how.mu / (1.0 + self.how.mu)
+        cap = how.cap if how.weights == "program" else None
+        if how.loop == "algorithm1":
+            return Cumulative(layer, start, cap, 1.0, kappa, mean=False)
+        if how.loop == "equation11":
+            return FromLocal(layer, start, cap, kappa)
+        if how.normalise:
+            return Normalised(layer, start, cap, how.step)
+        return Cumulative(layer, start, cap, how.step, 1.0, mean=True)
+
     def _initial(self, layer: Layer) -> Tensor:
-        if self.initial == "first":
+        initial = self.how.initial
+        if initial == "first":
             return layer.local[0]
-        if self.initial == "random":
-            generator = torch.Generator().manual_seed(self.seed)
+        if initial == "random":
+            generator = torch.Generator().manual_seed(self.how.seed)
             drawn = torch.randn(layer.local[0].shape, generator=generator)
             return drawn.to(layer.local) * layer.local.std()
-        if self.initial == "regmean":
+        if initial == "regmean":
             return regression_mean(layer)
         return layer.local.mean(0)
 

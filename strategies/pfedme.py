@@ -23,6 +23,7 @@ those that were not sampled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -37,19 +38,13 @@ from fedhet.strategies.parts import Parts
 from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
 
 
+@dataclass(eq=False)
 class PFedMeClient(ClientSide):
-    """Takes steps down the Moreau envelope of the task's loss.
+    """Takes steps down the Moreau envelope of the task's loss."""
 
-    Args:
-        coefficient: lambda, how strongly w pulls theta.
-        steps: K, gradient steps on theta per step on w.
-        lr: their size; from lr (lambda + the loss's curvature) = 2 on, theta does not settle.
-    """
-
-    def __init__(self, coefficient: float, steps: int, lr: float) -> None:
-        self.coefficient = coefficient
-        self.steps = steps
-        self.lr = lr
+    coefficient: float
+    steps: int
+    lr: float
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse optimizers that look ahead along f's gradient, which w lacks here."""

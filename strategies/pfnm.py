@@ -52,7 +52,7 @@ from fedhet.strategies.parts import Parts
 
 
 class NeuralMatching(GrownNetwork):
-    """PFNM's output model; the arguments are those of :class:`GrownNetwork`."""
+    """PFNM's output model."""
 
     def check_layer(self, link: Link, params: Tensors) -> None:
         """Refuse convolutions, too."""
@@ -67,12 +67,12 @@ class NeuralMatching(GrownNetwork):
         self, chain: Sequence[Link], models: Sequence[Tensors], shares: Tensor
     ) -> dict[str, Tensor]:
         """Match from the last hidden layer down to the first."""
-        head, found = chain[-1], {}
+        head, found, sigma, sigma0 = chain[-1], {}, self.how.sigma, self.how.sigma0
         if head.has_bias:
             name = bias_of(head.weight)
             biases = torch.stack([model[name] for model in models])
-            total = (shares * biases).sum(0) / self.sigma + BIAS_MEAN / self.sigma0
-            found[name] = total / (shares.sum(0) / self.sigma + 1.0 / self.sigma0)
+            total = (shares * biases).sum(0) / sigma + BIAS_MEAN / sigma0
+            found[name] = total / (shares.sum(0) / sigma + 1.0 / sigma0)
         above: list[Tensor | None] = [None] * len(models)
         scales = shares
         for link, upper in reversed(list(itertools.pairwise(chain))):

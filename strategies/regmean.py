@@ -72,22 +72,12 @@ Classifier = Literal["fused", "masked"]
 
 
 class RegressionMean:
-    """RegMean's aggregator.
-
-    Args:
-        shrinkage: factor of the off-diagonal entries of A_i, in [0, 1].
-        classifier: "fused" like other layers, or "masked" as in MA-Echo.
-    """
+    """RegMean's aggregator; the arguments are :class:`RegMean`'s."""
 
     reads = Reads.MODELS
 
-    def __init__(
-        self,
-        shrinkage: float,
-        classifier: Classifier,
-    ) -> None:
-        self.shrinkage = shrinkage
-        self.classifier = classifier
+    def __init__(self, shrinkage: float, classifier: Classifier) -> None:
+        self.shrinkage, self.classifier = shrinkage, classifier
 
     @torch.no_grad()
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:

@@ -46,7 +46,7 @@ from fedhet.strategies.base import (
     zeros_like,
 )
 from fedhet.strategies.components.aggregators import UniformMean
-from fedhet.strategies.components.tensor_selection import TensorSelector, as_selector
+from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
 
@@ -67,10 +67,10 @@ class ControlVariateClient(ClientSide):
     needs, sends = frozenset({CONTROL_VARIATE}), frozenset({DELTA})
     compressible = frozenset({CONTROL_VARIATE, DELTA})
 
-    def __init__(self, layers: TensorSelector | str, option: Option, method: str) -> None:
+    def __init__(self, layers: str, option: Option, method: str) -> None:
         self.key = f"strategy.{method}.option"
         self.option = option
-        self.layers = as_selector(layers, f"strategy.{method}.layers")
+        self.layers = TensorSelector(layers, f"strategy.{method}.layers")
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse personal tensors, and under option II momentum or Adam on corrected ones."""
@@ -145,8 +145,8 @@ class ControlVariateServer(ServerSide):
     needs, sends = frozenset({DELTA}), frozenset({CONTROL_VARIATE})
     coupled_state, kept = frozenset({CONTROL_VARIATE}), (CONTROL_VARIATE,)
 
-    def __init__(self, layers: TensorSelector | str, method: str) -> None:
-        self.layers = as_selector(layers, f"strategy.{method}.layers")
+    def __init__(self, layers: str, method: str) -> None:
+        self.layers = TensorSelector(layers, f"strategy.{method}.layers")
         self.control_variate: dict[str, Tensor] = {}
 
     def init(self, params: Tensors) -> None:

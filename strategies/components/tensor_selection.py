@@ -122,11 +122,6 @@ def norm_tensors(model: nn.Module) -> list[str]:
     return [name for name in known if name.rpartition(".")[0] + "." in inside]
 
 
-def as_selector(layers: TensorSelector | str, key: str) -> TensorSelector:
-    """Return ``layers`` as a selector; a string is the spec of this key."""
-    return layers if isinstance(layers, TensorSelector) else TensorSelector(layers, key)
-
-
 def trainable_shared(model: nn.Module, personal: TensorSelector) -> list[str]:
     """Return the names of the parameters that travel."""
     names = [name for name, _ in model.named_parameters()]

@@ -31,28 +31,13 @@ BIAS_MEAN = 0.1
 class GrownNetwork(ABC):
     """The network whose hidden neurons are those of all clients, matched.
 
-    Args:
-        sigma: variance of a client's copy about the global weight, > 0.
-        sigma0: variance of global weights, > 0.
-        gamma: mass of the process, > 0.
-        max_neurons: neurons that a layer may grow to.
-        sweeps: how often all clients are assigned again.
-        seed: of their order.
+    ``method`` has its parameters.
     """
 
     reads = Reads.MODELS
 
-    def __init__(
-        self,
-        sigma: float,
-        sigma0: float,
-        gamma: float,
-        max_neurons: int,
-        sweeps: int,
-        seed: int,
-    ) -> None:
-        self.sigma, self.sigma0, self.gamma = sigma, sigma0, gamma
-        self.max_neurons, self.sweeps, self.seed = max_neurons, sweeps, seed
+    def __init__(self, method: Matching) -> None:
+        self.how = method
 
     def bind(self, network: ServerModel) -> None:
         """Take the network; refuse one whose layers cannot be matched."""
@@ -106,12 +91,12 @@ class GrownNetwork(ABC):
         ``rows`` (n_j, d) are each client's, ``bias`` is the column of the bias, if there is one;
         ``scales`` (J, d) are factors of the precision 1 / sigma, by client and column.
         """
-        mean = scales.new_zeros(scales.shape[1])
+        how, mean = self.how, scales.new_zeros(scales.shape[1])
         if link.has_bias:
             mean[bias] = BIAS_MEAN
-        neurons = Neurons(rows, scales / self.sigma, mean, torch.full_like(mean, 1.0 / self.sigma0))
-        generator = torch.Generator().manual_seed(self.seed)
-        labels = match(neurons, self.gamma, self.max_neurons, self.sweeps, generator)
+        neurons = Neurons(rows, scales / how.sigma, mean, torch.full_like(mean, 1.0 / how.sigma0))
+        generator = torch.Generator().manual_seed(how.seed)
+        labels = match(neurons, how.gamma, how.max_neurons, how.sweeps, generator)
         sums, totals, _ = neurons.pooled(dict(enumerate(labels)))
         return labels, sums / totals
 
@@ -168,7 +153,4 @@ class Matching(Method):
 
     def matching_parts(self, network: type[GrownNetwork]) -> Parts:
         """Return the parts of a method whose output is this network."""
-        output = network(
-            self.sigma, self.sigma0, self.gamma, self.max_neurons, self.sweeps, self.seed
-        )
-        return class_count_parts() | Parts(client_sides={"chain": Chain()}, output=output)
+        return class_count_parts() | Parts(client_sides={"chain": Chain()}, output=network(self))

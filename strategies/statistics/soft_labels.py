@@ -85,22 +85,13 @@ class SoftLabelClient(ClientSide):
 class SoftLabelServer(ServerSide):
     """Keeps SL, the class-wise mean of everybody's soft labels.
 
-    Args:
-        smoothing, history, absent: see :class:`SoftLabels`.
-        mechanism: the clients' own: how much noise to expect, and epsilon.
+    ``how`` are its options; the clients' mechanism says how much noise to expect, and epsilon.
     """
 
     needs, sends = frozenset({SOFT_LABEL_SUMS}), frozenset({SOFT_LABELS})
 
-    def __init__(
-        self,
-        smoothing: float,
-        history: History,
-        absent: Absent,
-        mechanism: GaussianMechanism,
-    ) -> None:
-        self.smoothing, self.history, self.absent = smoothing, history, absent
-        self.mechanism = mechanism
+    def __init__(self, how: SoftLabels, mechanism: GaussianMechanism) -> None:
+        self.how, self.mechanism = how, mechanism
         self._epsilons: dict[int, float] = {}
 
     def init(self, params: Tensors) -> None:
@@ -136,18 +127,19 @@ class SoftLabelServer(ServerSide):
         """Eq. 7, with the options above."""
         sums, counts = (total.payloads[SOFT_LABEL_SUMS][name] for name in (SUMS, COUNTS))
         summed = len(total.replies)
-        if self.history == "all":
+        if self.how.history == "all":
             sums, counts, summed = self.sums + sums, self.counts + counts, self.summed + summed
             self.sums, self.counts, self.summed = sums, counts, summed
         old = self.sent[MEANS]
-        otherwise = old if self.absent == "keep" else torch.eye(len(old))
+        otherwise = old if self.how.absent == "keep" else torch.eye(len(old))
         least = _SURE * self.mechanism.noise * math.sqrt(summed)
         new = class_means(sums, counts, otherwise, least)
         if self.mechanism.active:
             positive = new.clamp_min(0.0)
             totals = positive.sum(1, keepdim=True)
             new = torch.where(totals > 0, positive / totals, otherwise)
-        self.sent = {MEANS: (1 - self.smoothing) * new + self.smoothing * old}
+        smoothing = self.how.smoothing
+        self.sent = {MEANS: (1 - smoothing) * new + smoothing * old}
 
     def metrics(self) -> Mapping[str, float]:
         """Return epsilon for the client that has uploaded most often, where there is noise."""
@@ -201,8 +193,7 @@ class SoftLabels(MethodPart):
         mechanism = GaussianMechanism(
             self.noise_multiplier, self.clip, self.delta, self.reproducible_noise
         )
-        server = SoftLabelServer(self.smoothing, self.history, self.absent, mechanism)
         return Parts(
             client_sides={"soft_labels": SoftLabelClient(mechanism)},
-            server_sides={"soft_labels": server},
+            server_sides={"soft_labels": SoftLabelServer(self, mechanism)},
         )
