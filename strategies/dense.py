@@ -4,7 +4,7 @@ Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu. NeurIPS 2022. https://arxiv.org/abs/21
 
 Clients train to convergence and send only their models. The server distils their ensemble T
 (strategies/ensemble.py) into one model, the student S, on images that it generates itself. Each of
-``epochs`` epochs has two stages (fusion/distillation.py):
+``epochs`` epochs has two stages:
 
     generation     a generator G with new random weights and its noise z take ``steps`` of Adam on
                    one_hot L_CE + bn L_BN + adversarial L_div, over views v of the images G(z):
@@ -39,7 +39,10 @@ The teacher is the plain mean of logits, as in the paper, which is poor where cl
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from logging import INFO
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -47,21 +50,15 @@ from typing import Annotated, Literal
 import torch
 from flwr.common.logger import log
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.common.configured import Key, Refers
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Count, NotNegative, Positive, Seed, Share, Two, Whole
 from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.components.aggregators import mean_of
-from fedhet.strategies.components.local_optimizers import SGD
-from fedhet.strategies.fusion.distillation import (
-    Distillation,
-    Generation,
-    Generator,
-    Views,
-    distil,
-    generate,
-)
+from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits, require_logits
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
@@ -74,20 +71,191 @@ _LOG_LINES = 20
 Initial = Literal["average", "server"]
 
 
-class Distilled:
-    """DENSE's aggregator: a student distilled from the clients' ensemble on generated images.
+def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return tau^2 KL(softmax(teacher / tau) || softmax(student / tau)) of logits (B, C), (B,)."""
+    predicted = F.log_softmax(student / temperature, dim=1)
+    # the target as a logarithm: a probability that rounds to 0 would have the gradient NaN
+    target = F.log_softmax(teacher / temperature, dim=1)
+    return temperature**2 * F.kl_div(predicted, target, reduction="none", log_target=True).sum(1)
 
-    Args:
-        method: its settings.
+
+def disagreement(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return L_div <= 0 of logits (B, C): minus the divergence of rows whose classes differ."""
+    differ = student.argmax(1) != teacher.argmax(1)
+    return -(divergence(student, teacher) * differ).mean()
+
+
+@contextmanager
+def statistics_gaps(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect ||mean - running mean|| + ||var - running var|| of every BatchNorm layer used."""
+    gaps: list[Tensor] = []
+
+    def note(layer: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        others = [dim for dim in range(inputs[0].dim()) if dim != 1]
+        var, mean = torch.var_mean(inputs[0], dim=others, correction=0)
+        gaps.append((layer.running_mean - mean).norm() + (layer.running_var - var).norm())
+
+    with ExitStack() as hooks:
+        for layer in model.modules():
+            if isinstance(layer, _BatchNorm) and layer.track_running_stats:
+                hooks.enter_context(layer.register_forward_hook(note))
+        yield gaps
+
+
+def generate(
+    maker: Generator, teacher: MeanLogits, student: nn.Module, views: Views, how: DENSE
+) -> tuple[Tensor, dict[str, float]]:
+    """Return an epoch's images (images, C, H, W) in [0, 1], and the losses of their step by name.
+
+    The teacher is in eval mode. The views' generator also draws weights, noise and labels.
     """
+    student.eval()
+    maker.reset(views.generator)
+    device, classes = views.black.device, teacher.shares.shape[1]
+    noise = torch.randn(how.images, how.latent, generator=views.generator).to(device)
+    labels = torch.randint(classes, (how.images,), generator=views.generator).to(device)
+    trained = {**dict(maker.named_parameters()), "noise": noise.requires_grad_()}
+    optimizer = Adam(betas=(0.5, 0.999))
+    optimizer.start(trained, how.generator_lr)
+    lowest, best, best_losses = float("inf"), torch.empty(0), {}
+    for _ in range(how.steps):
+        images = maker(noise)
+        inputs = views(images)
+        with statistics_gaps(teacher) as gaps:
+            logits = teacher(inputs)[1]
+        losses = {
+            "one_hot": F.cross_entropy(logits, labels),
+            "bn": torch.stack(gaps).sum() if gaps else logits.new_zeros(()),
+            "adversarial": disagreement(student(inputs)[1], logits),
+        }
+        loss = torch.stack([getattr(how, name) * value for name, value in losses.items()]).sum()
+        if loss.item() < lowest:
+            lowest, best = loss.item(), images.detach()
+            best_losses = {name: value.item() for name, value in losses.items()}
+        maker.zero_grad()
+        noise.grad = None
+        loss.backward(inputs=list(trained.values()))  # type: ignore[no-untyped-call]
+        optimizer.move()
+    return best, best_losses
+
+
+def distil(
+    student: nn.Module,
+    teacher: MeanLogits,
+    pool: Tensor,
+    views: Views,
+    optimizer: SGD,
+    how: DENSE,
+) -> dict[str, float]:
+    """Train the student for a pass over the pool; return the mean divergence and agreement.
+
+    The pool holds images (n, C, H, W) as uint8; the views' generator also draws their order.
+    """
+    student.train()
+    lost, agreed = torch.zeros(2, device=pool.device)
+    order = torch.randperm(len(pool), generator=views.generator)
+    for chosen in torch.split(order, how.batch_size):
+        if len(chosen) == 1 < len(pool):  # BatchNorm has no variance of a single image
+            continue
+        inputs = views(pool[chosen.to(pool.device)].float() / 255)
+        with torch.no_grad():
+            target = teacher(inputs)[1]
+        logits = student(inputs)[1]
+        each = divergence(logits, target, how.temperature)
+        student.zero_grad()
+        each.mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.move()
+        lost += each.detach().sum()
+        agreed += (logits.argmax(1) == target.argmax(1)).sum()
+    return {"divergence": float(lost) / len(pool), "agreement": float(agreed) / len(pool)}
+
+
+class Generator(nn.Module):
+    """Maps noise (B, z) to images (B, C, H, W) of pixels in [0, 1]; always in training mode.
+
+    A linear layer to a quarter of the size, then twice nearest-neighbour upsampling and a 3 x 3
+    convolution with BatchNorm and leaky ReLU; ``width`` channels before the last convolution.
+    """
+
+    def __init__(self, latent: int, width: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, height, columns = shape
+        self.start = (2 * width, math.ceil(height / 4), math.ceil(columns / 4))
+        self.linear = nn.Linear(latent, math.prod(self.start))
+        self.blocks = nn.Sequential(
+            nn.BatchNorm2d(2 * width),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(2 * width),
+            nn.LeakyReLU(0.2),
+            nn.Upsample(size=(height, columns)),
+            nn.Conv2d(2 * width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width, channels, 3, padding=1),
+            nn.Sigmoid(),
+        )
+
+    @torch.no_grad()
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw all weights anew: N(0, .02^2), of BatchNorm N(1, .02^2); biases are 0."""
+        for module in self.modules():
+            if not isinstance(module, nn.Linear | nn.Conv2d | nn.BatchNorm2d):
+                continue
+            mean = 1.0 if isinstance(module, nn.BatchNorm2d) else 0.0
+            drawn = torch.randn(module.weight.shape, generator=generator)
+            module.weight.copy_(mean + 0.02 * drawn)
+            if module.bias is not None:
+                module.bias.zero_()
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """Return images."""
+        images: Tensor = self.blocks(self.linear(noise).unflatten(1, self.start))
+        return images
+
+
+@dataclass(frozen=True)
+class Views:
+    """Turns images of pixels in [0, 1] into inputs: randomly cropped and mirrored, normalised."""
+
+    black: Tensor  # the input value of a pixel of 0 (C, 1, 1)
+    white: Tensor  # the input value of a pixel of 1
+    padding: int  # width of the black border that images are cropped from; 0: no crop
+    flip: bool  # mirror half of the images
+    generator: torch.Generator
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return inputs (B, C, H, W); the gradient passes through."""
+        return self.black + (self.white - self.black) * self.cropped(images)
+
+    def cropped(self, images: Tensor) -> Tensor:
+        """Return images cropped from copies with a black border, half of them mirrored."""
+        padding, generator = self.padding, self.generator
+        if not padding and not self.flip:
+            return images
+        count, _, height, width = images.shape
+        corners = torch.randint(2 * padding + 1, (2, count, 1), generator=generator)
+        mirrored = torch.zeros(count, 1)
+        if self.flip:
+            mirrored = torch.rand(count, 1, generator=generator) < 0.5
+        rows = corners[0] + torch.arange(height)  # (B, H)
+        across = torch.arange(width).expand(count, width)
+        columns = corners[1] + torch.where(mirrored.bool(), across.flip(1), across)  # (B, W)
+        images = F.pad(images, (padding,) * 4).permute(0, 2, 3, 1)
+        which = torch.arange(count)[:, None, None].to(images.device)
+        rows, columns = rows.to(images.device), columns.to(images.device)
+        return images[which, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+class Distilled:
+    """DENSE's aggregator: a student distilled from the clients' ensemble on generated images."""
 
     reads = Reads.MODELS
 
     def __init__(self, method: DENSE) -> None:
-        self.generation, self.distillation = method.generation, method.distillation
-        self.epochs, self.masked_teacher = method.epochs, method.masked_teacher
-        self.initial, self.crop_padding = method.initial, method.crop_padding
-        self.flip, self.seed = method.flip, method.seed
+        self.how = method
 
     def bind(self, network: ServerModel) -> None:
         """Take the network; refuse one without logits, or whose inputs are not images."""
@@ -102,37 +270,36 @@ class Distilled:
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the change from x to the student, buffers included."""
-        teacher = mean_logits(self._network, replies, masked=self.masked_teacher)
+        teacher = mean_logits(self._network, replies, masked=self.how.masked_teacher)
         student = copy.deepcopy(self._network.model)
-        if self.initial == "average":
+        if self.how.initial == "average":
             models = [self._network.trained(reply) for reply in replies]
             student.load_state_dict(mean_of(models), strict=False)
         device = self._network.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(self.seed)  # of dropout
-            generator = torch.Generator().manual_seed(self.seed)
-            views = Views(*self._range, self.crop_padding, self.flip, generator)
+            torch.manual_seed(self.how.seed)  # of dropout
+            generator = torch.Generator().manual_seed(self.how.seed)
+            views = Views(*self._range, self.how.crop_padding, self.how.flip, generator)
             self._train(student, teacher, views)
         sent, own = self._network.model.state_dict(), student.state_dict()
         names = [*params, *replies[0].buffers]
         return {name: (own[name] - sent[name]).cpu() for name in names}
 
     def _train(self, student: nn.Module, teacher: MeanLogits, views: Views) -> None:
-        how, learning = self.generation, self.distillation
-        shape, device = self._network.input_shape, self._network.device
+        how, shape, device = self.how, self._network.input_shape, self._network.device
         maker = Generator(how.latent, how.width, shape).to(device)
         maker = maker.to(memory_format=torch.channels_last)  # faster on a CPU
-        pool = torch.empty(self.epochs * how.images, *shape, dtype=torch.uint8, device=device)
-        optimizer = SGD(momentum=learning.momentum)
-        optimizer.start(dict(student.named_parameters()), learning.lr)
-        for epoch in range(1, self.epochs + 1):
+        pool = torch.empty(how.epochs * how.images, *shape, dtype=torch.uint8, device=device)
+        optimizer = SGD(momentum=how.momentum)
+        optimizer.start(dict(student.named_parameters()), how.lr)
+        for epoch in range(1, how.epochs + 1):
             images, losses = generate(maker, teacher, student, views, how)
             filled = epoch * how.images
             pool[filled - how.images : filled] = (255 * images).round()
-            figures = losses | distil(student, teacher, pool[:filled], views, optimizer, learning)
-            if epoch % max(1, self.epochs // _LOG_LINES) == 0:
+            figures = losses | distil(student, teacher, pool[:filled], views, optimizer, how)
+            if epoch % max(1, how.epochs // _LOG_LINES) == 0:
                 text = "  ".join(f"{name} {value:.3f}" for name, value in figures.items())
-                log(INFO, "DENSE: epoch %s of %s: %s", epoch, self.epochs, text)
+                log(INFO, "DENSE: epoch %s of %s: %s", epoch, how.epochs, text)
 
 
 class DENSE(Method):
@@ -186,16 +353,3 @@ class DENSE(Method):
         """Distil the clients' models."""
         counts = class_count_parts() if self.masked_teacher else Parts()
         return counts | Parts(aggregator=Distilled(self))
-
-    @property
-    def generation(self) -> Generation:
-        """The settings of an epoch's images."""
-        weights = {"one_hot": self.one_hot, "bn": self.bn, "adversarial": self.adversarial}
-        return Generation(
-            self.steps, self.images, self.latent, self.width, self.generator_lr, **weights
-        )
-
-    @property
-    def distillation(self) -> Distillation:
-        """The settings of the student's training."""
-        return Distillation(self.batch_size, self.lr, self.momentum, self.temperature)

@@ -12,10 +12,8 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies import dense
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.local_optimizers import SGD
-from fedhet.strategies.dense import DENSE
-from fedhet.strategies.ensemble import AllClients, Ensemble
-from fedhet.strategies.fusion.distillation import (
-    Distillation,
+from fedhet.strategies.dense import (
+    DENSE,
     Generator,
     Views,
     disagreement,
@@ -24,6 +22,7 @@ from fedhet.strategies.fusion.distillation import (
     generate,
     statistics_gaps,
 )
+from fedhet.strategies.ensemble import AllClients, Ensemble
 from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
@@ -184,7 +183,7 @@ def test_the_images_are_those_of_the_lowest_loss(weights):
     """Each step's loss is computed again from what the teacher was shown, with no crop."""
     names = ("one_hot", "bn", "adversarial")
     given = {**SMALL, "steps": 10, "generator_lr": 0.1, **dict(zip(names, weights, strict=True))}
-    how = DENSE.unbound(given).generation
+    how = DENSE.unbound(given)
     network = normed()
     teacher = teacher_of(network)
     shown = []
@@ -213,7 +212,8 @@ def test_the_images_are_those_of_the_lowest_loss(weights):
         assert totals[best] < totals[-1]  # but not in every step
 
 
-def distilled(student: nn.Module, network: ServerModel, pool: torch.Tensor, how: Distillation):
+def distilled(student: nn.Module, network: ServerModel, pool: torch.Tensor, **given):
+    how = DENSE.unbound(given)
     optimizer = SGD(momentum=how.momentum)
     optimizer.start(dict(student.named_parameters()), how.lr)
     return distil(student, teacher_of(network), pool, views_of(network), optimizer, how)
@@ -225,8 +225,8 @@ def test_distillation_by_hand():
     pool = torch.randint(256, (6, *SHAPE), generator=seeded(2), dtype=torch.uint8)
     student, by_hand = (Normed() for _ in range(2))
     by_hand.load_state_dict(student.state_dict())
-    how = Distillation(8, 0.1, 0.0, 3.0)
-    figures = distilled(student, network, pool, how)
+    how = {"batch_size": 8, "lr": 0.1, "momentum": 0.0, "temperature": 3.0}
+    figures = distilled(student, network, pool, **how)
     inputs = -1 + 3 * pool.float() / 255
     with torch.no_grad():
         wanted = teacher_of(network)(inputs)[1]
@@ -239,7 +239,7 @@ def test_distillation_by_hand():
     assert figures["divergence"] == pytest.approx(float(each.detach().mean()), rel=1e-5)
     torch.testing.assert_close(student.second.running_var, by_hand.second.running_var)
     student, pool = Normed(), torch.zeros(5, *SHAPE, dtype=torch.uint8)
-    distilled(student, network, pool, Distillation(2, 0.1, 0.9, 20.0))
+    distilled(student, network, pool, batch_size=2, lr=0.1)
     assert int(student.second.num_batches_tracked) == 2  # a last batch of one is left out
 
 
