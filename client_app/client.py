@@ -330,7 +330,7 @@ class FederatedClient(NumPyClient):
                 for name, tensors in payloads.items()
             }
 
-        return LocalContext(
+        context = LocalContext(
             model=self.model,
             received_state=received_state,
             anchor={n: received_state[n] for n in self.shared_names if n in self._params},
@@ -341,10 +341,9 @@ class FederatedClient(NumPyClient):
             round=round,
             batch_size=self.options.batch_size,
             lr=lr,
-            generator=generator,
-            params=self._params,
-            optimizer=self.optimizer,
         )
+        context.generator, context.optimizer = generator, self.optimizer
+        return context
 
     @torch.no_grad()
     def _evaluate(self) -> tuple[float, float | None]:

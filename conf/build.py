@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, flag_override
@@ -37,7 +36,6 @@ def strategy_of(recipe: DictConfig, classifier_tensors: int, setup: Setup) -> Fe
     if len(methods) == 1:
         ((kind, values),) = methods.items()
         return kind(**values, options=options, setup=setup)
-    setup = replace(setup, server_lr=recipe.server.lr)
     return combined([kind.unbound(values) for kind, values in methods.items()], options, setup)
 
 

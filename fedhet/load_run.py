@@ -240,7 +240,6 @@ def _put_own_model(model: nn.Module, side: ClientSide, kept: ClientState) -> Non
         round=0,
         batch_size=0,
         lr=0.0,
-        params=params,
     )
     model.load_state_dict(dict(side.own_model(context)), strict=False)
 

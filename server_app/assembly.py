@@ -263,8 +263,7 @@ def build_strategy(
         ),
         system=build_part(recipe, "system", tensors),
         observers=observers,
-        evaluate_on_clients=evaluate_on_clients,
-        client_metrics=client_metrics_of(recipe, task),
+        client_metrics=replace(client_metrics_of(recipe, task), asked=evaluate_on_clients),
         allow_stacked_corrections=bool(recipe.strategy.allow_stacked_corrections),
     )
     strategy = strategy_of(recipe, tensors, setup)

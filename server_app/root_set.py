@@ -77,8 +77,8 @@ class RootSet:
                 round=round,
                 batch_size=self.options.batch_size,
                 lr=self.lr(round),
-                generator=sides,
             )
+            context.generator = sides
             optimizer = copy.deepcopy(self.optimizer)
             train_locally(context, [], optimizer, self.options, draw)
         trained = {name: context.params[name].detach() for name in self.shared}

@@ -75,6 +75,14 @@ class ClientData(Protocol):
 
 
 @dataclass(frozen=True)
+class Norms:
+    """L2 norms of what a client sent: of each tensor of the update, and of each whole payload."""
+
+    update: Mapping[str, float] = field(default_factory=dict)
+    payloads: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Reply:
     """One client's valid reply of a round."""
 
@@ -87,13 +95,12 @@ class Reply:
     metrics: Mapping[str, float] = field(default_factory=dict)  # that the client measured
     buffers: Tensors = field(default_factory=dict)  # y_i - x of shared floating-point buffers
     per_example: frozenset[str] = frozenset()  # payloads that are sums over the client's examples
-    norms: Mapping[str, float] = field(default_factory=dict)  # L2 norms of the update's tensors
-    payload_norms: Mapping[str, float] = field(default_factory=dict)  # each as one vector
+    norms: Norms = Norms()
 
     @property
     def norm(self) -> float:
         """The L2 norm of the update, all tensors as one vector."""
-        return math.sqrt(math.fsum(norm**2 for norm in self.norms.values()))
+        return math.sqrt(math.fsum(norm**2 for norm in self.norms.update.values()))
 
 
 @dataclass(frozen=True)
@@ -162,9 +169,10 @@ class LocalContext:
     batch_size: int
     lr: float  # eta_l of this round
     # for random draws of a side; independent of the order of the batches
-    generator: torch.Generator = field(default_factory=torch.Generator)
-    params: Tensors = field(default_factory=dict)  # the model's trainable tensors by name, live
-    optimizer: LocalOptimizer | None = None  # takes the steps; a side may steer one that it knows
+    generator: torch.Generator = field(default_factory=torch.Generator, init=False)
+    # takes the steps; a side may steer one that it knows
+    optimizer: LocalOptimizer | None = field(default=None, init=False)
+    params: Tensors = field(init=False)  # the model's trainable tensors by name, live
     num_steps: int = field(default=0, init=False)  # k, the steps taken
     first_pass: bool = field(default=True, init=False)  # at y_k, the first gradient of the step
     start: Tensors = field(init=False)  # y_0: x, unless the client or a ``begin`` moved the model
@@ -173,7 +181,7 @@ class LocalContext:
 
     def __post_init__(self) -> None:
         """Start at x."""
-        self.params = self.params or dict(self.model.named_parameters())
+        self.params = dict(self.model.named_parameters())
         self.start = self.anchor
 
     def start_here(self) -> None:

@@ -25,12 +25,12 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import STATE_LOST, Reply, Tensors
-from fedhet.strategies.components import server_optimizers
+from fedhet.strategies.compatibility import Composition, check
 from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.components.samplers import FixedSizeSampler, most_clients
+from fedhet.strategies.components.server_optimizers import SGD
 from fedhet.strategies.modes.asynchronous import Asynchronous
-from fedhet.strategies.modes.compatibility import Composition, check
 from fedhet.strategies.modes.live_clients import LiveClients
 from fedhet.strategies.modes.private.clipping import require_no_buffers
 from fedhet.strategies.modes.secure.reply_vector import Layout
@@ -104,7 +104,7 @@ class FederatedStrategy(Strategy):
         self.server_step = ServerStep(
             self.server_sides,
             parts.aggregator or WeightedMean(),
-            parts.server_optimizer or server_optimizers.SGD(lr=setup.server_lr),
+            parts.server_optimizer or SGD(),
             list(parts.transforms.values()),
             setup.buffers,
             parts.output or Latest(),
@@ -114,20 +114,18 @@ class FederatedStrategy(Strategy):
         )
         self.client_metrics = setup.client_metrics
         self.compression = parts.compression or Compression()
-        composition = Composition(
-            self.client_sides,
-            self.server_step,
-            self.compression,
-            self.secure_aggregation,
-            parts.asynchronous,
-            setup.system,
-            setup.evaluate_on_clients,
-            self.client_metrics.per_client,
-        )
-        check(composition)
+        check(Composition(parts, setup, self.server_step))
         self.federation = setup.federation
         self.sampler = parts.sampler or FixedSizeSampler()
         self.selector = self._selector(parts.asynchronous)
+        options = setup.local_training
+        self._expectations = Expectations(
+            self.server_step,
+            self.client_sides,
+            None if options is None else options.max_steps,
+            self.client_metrics.in_train_replies,
+            self.compression,
+        )
         self._downlink = Downlink(self.compression, compressible(self.client_sides), setup.buffers)
         self.state = StrategyState()
         self._resumed_after = 0  # the round of the checkpoint
@@ -178,7 +176,7 @@ class FederatedStrategy(Strategy):
         run = {NUM_ROUNDS: num_rounds, TIMEOUT: timeout}
         train_config = ConfigRecord({**(train_config or {}), **run})
         evaluate_config = ConfigRecord({**(evaluate_config or {}), **run})
-        result, arrays, report = Result(), initial_arrays, RoundReport(round=0)
+        result, arrays, report = Result(), initial_arrays, RoundReport(0)
         result.arrays = self._output_model(arrays)
         first, failed = self.state.round + 1, 0  # a resumed run has all its chances again
         for round in range(0 if first == 1 else first, num_rounds + 1):
@@ -269,9 +267,9 @@ class FederatedStrategy(Strategy):
             self.client_sides,
         )
         selection = self.selector.select(start)
-        lr, absent = writer.lr(server_round, config), sorted(availability.absent)
-        report, params = RoundReport(server_round, lr, absent=absent), to_tensors(arrays)
-        report.names = self.client_names
+        params, report = to_tensors(arrays), RoundReport(server_round)
+        report.lr = writer.lr(server_round, config)
+        report.names, report.absent = self.client_names, sorted(availability.absent)
         report.take_selection(selection)
         rounds = selection.rounds(server_round)
         told = {client: (round, writer.lr(round, config)) for client, round in rounds.items()}
@@ -301,7 +299,7 @@ class FederatedStrategy(Strategy):
         began, valid = time.perf_counter(), fold.replies
         stepped = step(training.params, fold, server_round, self._num_trainers, selection.rebase)
         report.server_seconds = time.perf_counter() - began
-        report.take_trust(stepped.trust, stepped.alarms)
+        report.trust, report.alarms = stepped.trust, dict(sorted(stepped.alarms.items()))
         self._restart_if_lost(valid, stepped.params, server_round, before)
         self._take_scores(valid)
         own = [(reply.client_id, reply.metrics) for reply in valid]
@@ -319,7 +317,7 @@ class FederatedStrategy(Strategy):
         If a client holds examples out, those that do not are not asked: scores on examples that
         were trained on would mix with the others.
         """
-        if not self.setup.evaluate_on_clients:
+        if not self.client_metrics.asked:
             return EvaluationRound()
         asked = self.availability.ask(grid, self.availability.present)
         held_out = self.availability.registry.num_held_out
@@ -425,20 +423,12 @@ class FederatedStrategy(Strategy):
         self, params: Tensors, selection: Selection, told: Mapping[int, tuple[int, float]]
     ) -> FoldSettings:
         """Return how a round's replies are checked and added up."""
-        options, registry = self.setup.local_training, self.availability.registry
-        expectations = Expectations(
-            self.server_step,
-            self.client_sides,
-            None if options is None else options.max_steps,
-            self.client_metrics.in_train_replies,
-            self.compression,
-        )
-        secure = self.secure_aggregation
+        registry, secure = self.availability.registry, self.secure_aggregation
         if secure is None:
-            return expectations.of_round(params, registry, self.state, selection, told)
+            return self._expectations.of_round(params, registry, self.state, selection, told)
         size = len(selection.clients)
         rounding = secure.step(size) if size else 0.0
-        return expectations.of_secure_round(
+        return self._expectations.of_secure_round(
             params, registry, selection, secure.max_examples, rounding
         )
 

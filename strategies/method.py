@@ -24,6 +24,7 @@ from typing import Annotated, Any, ClassVar, Self
 from fedhet.common.configured import Configured, InCode, Key, fields, section_of
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Positive
+from fedhet.strategies.components.server_optimizers import SGD
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.parts import SLOTS, Parts, Setup
 
@@ -106,8 +107,8 @@ class Method(MethodPart, FederatedStrategy):
                 raise ConfigError(
                     f"strategy={self.name} needs its own {slot}: give none in options"
                 )
-        setup = replace(self.setup, server_lr=self.server_lr)
-        FederatedStrategy.__init__(self, self.all_parts() | self.options, setup)
+        parts = _stepping(self, self.all_parts() | self.options)
+        FederatedStrategy.__init__(self, parts, self.setup)
 
     @classmethod
     def unbound(cls, values: Mapping[str, Any]) -> Self:
@@ -126,8 +127,14 @@ def combined(methods: Sequence[Method], options: Parts, setup: Setup) -> Federat
     kinds = sorted((type(one) for one in methods), key=lambda kind: kind.name)
     names = [kind.__name__ for kind in kinds]
     made = type("_".join(names), (FederatedStrategy,), {"__doc__": f"{' and '.join(names)}."})
-    found: FederatedStrategy = made(parts_together(methods) | options, setup)
+    parts = _stepping(methods[0], parts_together(methods) | options)
+    found: FederatedStrategy = made(parts, setup)
     return found
+
+
+def _stepping(method: Method, parts: Parts) -> Parts:
+    """Return the parts with FedAvg's server optimizer, of the method's step size, if none is in."""
+    return Parts(server_optimizer=SGD(lr=method.server_lr)) | parts
 
 
 def parts_together(methods: Sequence[Method]) -> Parts:

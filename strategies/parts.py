@@ -67,7 +67,6 @@ class Parts:
 class Setup:
     """What a strategy is told about its run."""
 
-    server_lr: float = 1.0  # eta_g of FedAvg's SGD: x <- x + eta_g * Delta
     local_lr: float = 0.05  # eta_l, sent to the clients as "lr"
     schedule: Schedule = field(default_factory=schedules.Constant)  # factor of local_lr by round
     # what the clients' counts of steps are checked against; None: they are not
@@ -77,12 +76,10 @@ class Setup:
     federation: FederationConfig = field(default_factory=FederationConfig)
     system: ClientSystem | None = None  # slow, absent and vanishing clients of a simulation
     observers: Sequence[Observer] = ()  # called before the transforms
-    evaluate_on_clients: bool = False  # evaluate the output at all clients, in a second exchange
-    # what clients may report of evaluations beside accuracy and loss
+    # whether clients evaluate, and what they may report beside accuracy and loss
     client_metrics: ClientMetrics = field(default_factory=ClientMetrics)
     allow_stacked_corrections: bool = False  # permit several sides that edit gradients
 
     def __post_init__(self) -> None:
-        """Check the learning rates."""
-        require_range("server.lr", self.server_lr, open_low=True)
+        """Check the learning rate."""
         require_range("local.lr", self.local_lr, open_low=True)

@@ -1,18 +1,18 @@
-"""The page of modes: which go together, from strategies/modes/compatibility.py."""
+"""The page of modes: which go together, from strategies/compatibility.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from fedhet.strategies.base import Reads
-from fedhet.strategies.modes.compatibility import MODES, PAIRS, Mode, in_words
+from fedhet.strategies.compatibility import MODES, PAIRS, Mode, in_words
 
 PAGE = Path(__file__).resolve().parents[1] / "modes.md"
 _TEXT = """# Modes
 
 A mode changes a round of any method: who trains, what travels, and what the server can read.
 This page comes from
-[strategies/modes/compatibility.py](../strategies/modes/compatibility.py). fedhet checks the same
+[strategies/compatibility.py](../strategies/compatibility.py). fedhet checks the same
 table before round 1.
 
 ## What the server can read

@@ -92,10 +92,12 @@ class ClientMetrics:
     Attributes:
         names: of the values that a client may send: ``f1``, ``f1/<class>``.
         per_client: whether a row of metrics.jsonl has each client's own values, too.
+        asked: whether clients evaluate the output in an exchange of its own.
     """
 
     names: tuple[str, ...] = ()
     per_client: bool = False
+    asked: bool = False
 
     @property
     def in_train_replies(self) -> set[str]:

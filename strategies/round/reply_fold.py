@@ -12,7 +12,14 @@ from typing import Self
 
 from flwr.app import Message
 
-from fedhet.strategies.base import RefusedReplyError, Reply, ReplySum, ServerSide, Weighting
+from fedhet.strategies.base import (
+    Norms,
+    RefusedReplyError,
+    Reply,
+    ReplySum,
+    ServerSide,
+    Weighting,
+)
 from fedhet.strategies.round.exact_sum import ExactSum, Zeros, norms_of, plain_zeros
 from fedhet.strategies.round.update_diagnostics import norm
 from fedhet.strategies.wire.border import Expected, decode
@@ -87,10 +94,9 @@ class RunningSum:
         self.buffers.add(reply.buffers, self.weights.of_buffers(reply))
         for name in self.payloads.keys() & reply.payloads.keys():
             self.payloads[name].add(reply.payloads[name])
-        norms = norms_of(reply.update)
-        of_payloads = {name: norm(tensors) for name, tensors in reply.payloads.items()}
-        light = replace(reply, update={}, payloads={}, buffers={})
-        self.replies.append(replace(light, norms=norms, payload_norms=of_payloads))
+        payloads = {name: norm(tensors) for name, tensors in reply.payloads.items()}
+        norms = Norms(norms_of(reply.update), payloads)
+        self.replies.append(replace(reply, update={}, payloads={}, buffers={}, norms=norms))
 
     def merge(self, other: Self, *, borrow: bool = False) -> None:
         """Add the replies of another part; ``borrow``: see :meth:`ExactSum.merge`."""

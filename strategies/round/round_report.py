@@ -24,37 +24,34 @@ _NAMED = 5  # reasons, and clients of one
 _LEFT_OUT, _HALF = 1e-3, 0.5  # of what a reply counts in the plain mean
 
 
-@dataclass
 class RoundReport:
-    """One round."""
+    """One round, written as it goes on."""
 
-    round: int  # t, from 1 (0: the initial model)
-    lr: float = 0.0  # the local learning rate
-    clients: Sequence[int] = ()  # whose replies were aggregated
-    names: Mapping[int, str] = field(default_factory=dict)  # of the clients that have one
-    absent: Sequence[int] = ()  # clients that were not connected when the round began
-    dropped: Sequence[int] = ()  # of a simulated system: asked, but they never answer
-    late: Sequence[int] = ()  # the same: they answer after the round's end
-    staleness: Sequence[int] = ()  # of asynchronous rounds: steps since each client started
-    simulated_seconds: float | None = None  # since the run's start, on the system's clock
-    failures: Sequence[str] = ()  # one reason for each missing or refused reply
-    diverged: bool = False  # more than half of the clients asked sent NaN or Inf
-    metrics: Mapping[str, float] = field(default_factory=dict)  # means of the clients' metrics
-    # under a robust aggregator: clients that did not count, and how far others did, below a half
-    left_out: Sequence[int] = ()
-    down_weighted: Mapping[int, float] = field(default_factory=dict)
-    # what stands out of clients that do, and how far (z): the update, or a payload by its name
-    alarms: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    bytes_down: int = 0  # serialised array bytes sent to clients
-    bytes_up: int = 0  # the same received from clients, refused replies included
-    seconds: float = 0.0  # from sampling to the new params, without evaluation
-    server_seconds: float = 0.0  # the part of ``seconds`` after the last reply
-    # metrics of the output model, if evaluated: on the server's test set, and at the clients
-    evaluation: Mapping[str, float] = field(default_factory=dict)
-    client_evaluation: Mapping[str, float] = field(default_factory=dict)
-    # with evaluation.per_client: by the name of a mean in the row, each client's own value by id
-    per_client: dict[str, dict[int, float]] = field(default_factory=dict)
-    fatal: Exception | None = None  # the run ends with this round
+    def __init__(self, round: int) -> None:
+        self.round = round  # t, from 1 (0: the initial model)
+        self.lr = 0.0  # the local learning rate
+        self.clients: Sequence[int] = ()  # whose replies were aggregated
+        self.names: Mapping[int, str] = {}  # of the clients that have one
+        self.absent: Sequence[int] = ()  # clients that were not connected when the round began
+        self.dropped: Sequence[int] = ()  # of a simulated system: asked, but they never answer
+        self.late: Sequence[int] = ()  # the same: they answer after the round's end
+        self.staleness: Sequence[int] = ()  # of asynchronous rounds: steps since each started
+        self.simulated_seconds: float | None = None  # since the run's start, by the system's clock
+        self.failures: Sequence[str] = ()  # one reason for each missing or refused reply
+        self.diverged = False  # more than half of the clients asked sent NaN or Inf
+        self.metrics: Mapping[str, float] = {}  # means of the clients' metrics
+        self.trust: Mapping[int, float] = {}  # under a robust aggregator: how far a reply counted
+        # what stands out of clients that do, and how far (z): the update, or a payload by its name
+        self.alarms: Mapping[int, Mapping[str, float]] = {}
+        self.bytes_down = self.bytes_up = 0  # serialised array bytes sent, and received
+        self.seconds = 0.0  # from sampling to the new params, without evaluation
+        self.server_seconds = 0.0  # the part of ``seconds`` after the last reply
+        # metrics of the output model, if evaluated: on the server's test set, and at the clients
+        self.evaluation: Mapping[str, float] = {}
+        self.client_evaluation: Mapping[str, float] = {}
+        # with evaluation.per_client: by the name of a mean in the row, each client's value by id
+        self.per_client: dict[str, dict[int, float]] = {}
+        self.fatal: Exception | None = None  # the run ends with this round
 
     def take_selection(self, selection: Selection) -> None:
         """Record who is asked, who will not count, when the round ends, and the bytes sent."""
@@ -80,16 +77,6 @@ class RoundReport:
         self.diverged = 2 * fold.non_finite > asked
         for failure in said_once(self.failures):
             log(WARNING, "round %s: %s", self.round, failure)
-
-    def take_trust(
-        self, trust: Mapping[int, float], alarms: Mapping[int, Mapping[str, float]]
-    ) -> None:
-        """Record how far each reply counted, and whose update or payload stands out."""
-        self.left_out = sorted(client for client, one in trust.items() if one <= _LEFT_OUT)
-        self.down_weighted = {
-            client: one for client, one in sorted(trust.items()) if _LEFT_OUT < one < _HALF
-        }
-        self.alarms = dict(sorted(alarms.items()))
 
     def reasons(self) -> str:
         """Return why replies are missing, in a line."""
@@ -144,14 +131,14 @@ class RoundReport:
                 row["client_names"] = [self.names.get(one, str(one)) for one in self.clients]
         elif self.failures:  # of the clients' evaluation
             row["failures"] = list(self.failures)
-        if self.left_out:
-            row["left_out"] = list(self.left_out)
-        if self.down_weighted:
-            row["down_weighted"] = {str(c): round(w, 4) for c, w in self.down_weighted.items()}
+        trust = sorted(self.trust.items())
+        if left_out := [client for client, one in trust if one <= _LEFT_OUT]:
+            row["left_out"] = left_out
+        if less := {str(c): round(one, 4) for c, one in trust if _LEFT_OUT < one < _HALF}:
+            row["down_weighted"] = less
         if self.alarms:
-            row |= {"alarms": len(self.alarms)}
             found = {str(c): round(max(z.values()), 1) for c, z in self.alarms.items()}
-            row["standing_out"] = found
+            row |= {"alarms": len(found), "standing_out": found}
         for name in ("absent", "dropped", "late"):
             if clients := getattr(self, name):
                 row[name] = list(clients)

@@ -70,7 +70,7 @@ def diagnose_layers(total: ReplySum, names: Sequence[str]) -> dict[str, dict[str
     figures: dict[str, dict[str, float]] = {"drift_diversity": {}, "update_norm": {}}
     for name in names:
         pairs = zip(total.weights, total.replies, strict=True)
-        lengths = [weight * reply.norms[name] for weight, reply in pairs]
+        lengths = [weight * reply.norms.update[name] for weight, reply in pairs]
         if of_sum := norm({name: total.update[name]}):
             squares = math.fsum(length**2 for length in lengths)
             figures["drift_diversity"][name] = squares / of_sum**2
@@ -96,7 +96,7 @@ def standing_out(replies: Sequence[Reply]) -> dict[int, dict[str, float]]:
     """
     lengths = {UPDATE: {reply.client_id: reply.norm for reply in replies}}
     for reply in replies:
-        for name, norm in reply.payload_norms.items():
+        for name, norm in reply.norms.payloads.items():
             each = reply.num_examples if name in reply.per_example else 1
             lengths.setdefault(name, {})[reply.client_id] = norm / each
     found: dict[int, dict[str, float]] = {}

@@ -46,7 +46,8 @@ def test_others_are_refused(values, reason):
 def test_a_row_has_each_clients_own_values_under_the_names_of_the_means():
     metrics = ClientMetrics(NAMES, per_client=True)
     trained = [(4, {"received-f1/t-shirt": 0.2, "train-loss": 1.0}), (2, {"received-loss": 3.0})]
-    report = RoundReport(round=1, evaluation={"f1": 0.9}, client_evaluation={"f1": 0.3})
+    report = RoundReport(1)
+    report.evaluation, report.client_evaluation = {"f1": 0.9}, {"f1": 0.3}
     report.per_client = metrics.of_training(trained)
     report.per_client |= metrics.of_evaluation([{"partition-id": 2, "f1": 0.3, "num-examples": 7}])
     row = report.row()

@@ -27,6 +27,7 @@ from fedhet.strategies.modes.private.local_privacy import Local
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.modes.simulated_clients import SimulatedClients, SimulatedStep
 from fedhet.strategies.modes.systems import Constant, DayNight, LogNormal
+from fedhet.strategies.round.evaluation import ClientMetrics
 from fedhet.strategies.round.reply_fold import Weights, sum_of
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.wire.records import METRICS, to_tensors
@@ -305,7 +306,7 @@ def finishing(round: int) -> int:
             {"system": Constant(deadline_seconds=9.0)},
             r"asynchronous .*system\.deadline_seconds",
         ),
-        (FedAvg, {"evaluate_on_clients": True}, "evaluation.clients=false"),
+        (FedAvg, {"client_metrics": ClientMetrics(asked=True)}, "evaluation.clients=false"),
         (FedNova, {"system": Constant()}, "NormalizedMean reads single replies"),
         (FedDyn, {"system": Constant()}, r"asynchronous\.discount=polynomial.* FedDynServer"),
         (FedExP, {"system": Constant()}, r"aggregator ExtrapolatedMean reads the norm"),

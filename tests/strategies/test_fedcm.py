@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedhet.strategies.base import Cohort, LocalSummary, Reply
+from fedhet.strategies.base import Cohort, LocalSummary, Norms, Reply
 from fedhet.strategies.components.aggregators import NormMean, UniformMean, WeightedMean
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
@@ -97,7 +97,8 @@ def test_momentum_of_late_replies_has_the_size_of_their_gradients():
     side.init({"w": torch.zeros(2)})
     for round in range(1, 31):
         update = -LR * (ALPHA * gradient + (1 - ALPHA) * side.broadcast(0)["momentum"]["w"])
-        replies = [Reply(client, 1, 1, LR, {"w": update}, norms={"w": 1.0}) for client in (0, 1)]
+        norms = Norms({"w": 1.0})
+        replies = [Reply(client, 1, 1, LR, {"w": update}, norms=norms) for client in (0, 1)]
         stale = replace(total_of(replies), weights=[0.25, 0.25], update={"w": update / 2})
         side.reduce(stale, stale.update, Cohort(round, 2, 10))
     torch.testing.assert_close(side.broadcast(0)["momentum"]["w"], gradient, rtol=1e-4, atol=0)

@@ -38,6 +38,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import NotNegative, Positive, Seed, Share, ShareAboveZero, Whole
 from fedhet.strategies.base import (
     ClientSide,
+    Norms,
     Payloads,
     Reads,
     RefusedReplyError,
@@ -242,7 +243,7 @@ def mean_reply(total: ReplySum, size: int) -> Reply:
 
 def copies(reply: Reply, size: int) -> ReplySum:
     """Return the sum of ``size`` copies of a reply."""
-    bare = replace(reply, update={}, payloads={}, buffers={}, norms=norms_of(reply.update))
+    bare = replace(reply, update={}, payloads={}, buffers={}, norms=Norms(norms_of(reply.update)))
     payloads = {
         name: {tensor: size * value for tensor, value in tensors.items()}
         for name, tensors in reply.payloads.items()

@@ -9,7 +9,7 @@ the clients' own replies:
     p    = sum_i p_i / |S|              for every payload, so that |S| replies have the same sum
     b    = sum_i n_i b_i / sum_i n_i    for every buffer;  n, K, lr_sum: means over the clients
 
-Which methods need only sums follows from what their parts read (modes/compatibility.py).
+Which methods need only sums follows from what their parts read (compatibility.py).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.server_optimizers import SGD
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.federated import FederatedStrategy
+from fedhet.strategies.round.evaluation import ClientMetrics
 from fedhet.strategies.wire.records import to_tensors
 from tests.federation import federate
 from tests.strategies.round.test_round import BUFFERS, OPTIONS, Normed, clients
@@ -51,7 +52,7 @@ def watch(strategy: FederatedStrategy, rounds: int = 3, lost=frozenset(), **how)
 
 def quadrupled(output, **slots) -> FedAvg:
     slots = {"server_optimizer": SGD(lr=4.0), "local_lr": 0.05, "buffers": BUFFERS, **slots}
-    return built(FedAvg, output=output(), evaluate_on_clients=True, **slots)
+    return built(FedAvg, output=output(), client_metrics=ClientMetrics(asked=True), **slots)
 
 
 def values(records: list[ArrayRecord], name: str = WEIGHT) -> list[torch.Tensor]:

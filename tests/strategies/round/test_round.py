@@ -28,6 +28,7 @@ from fedhet.strategies.fednova import FedNova, FedNovaClient, FedNovaServer, Nor
 from fedhet.strategies.fedpvr import FedPVR
 from fedhet.strategies.modes.robust.coordinates import Median
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
+from fedhet.strategies.round.evaluation import ClientMetrics
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.wire.client_versions import ClientVersions
@@ -37,6 +38,7 @@ from tests.strategies import test_closed_forms as closed_forms
 from tests.strategies.sides import built, client_side
 
 OPTIONS = LocalTrainingConfig(batch_size=4, epochs=1)
+ASKED = ClientMetrics(asked=True)
 
 
 def clients(count: int = 3) -> list[TensorBatches]:
@@ -451,7 +453,7 @@ def test_a_payload_of_its_own_for_every_client():
 
 def test_evaluation_at_the_clients_is_the_mean_over_their_examples():
     datasets = uneven()
-    params, reports = run(built(FedAvg, evaluate_on_clients=True, local_lr=0.1), datasets, rounds=1)
+    params, reports = run(built(FedAvg, client_metrics=ASKED, local_lr=0.1), datasets, rounds=1)
     errors = [d.inputs @ params["head.weight"][0] - d.labels for d in datasets]
     expected = 0.5 * float(torch.cat(errors).square().mean())
     assert reports[1].client_evaluation["loss"] == pytest.approx(expected, rel=1e-6)
@@ -462,7 +464,7 @@ def test_a_lost_answer_to_an_evaluation_is_a_failure_of_the_round():
         of_client_1 = reply.metadata.src_node_id == 1001
         return None if of_client_1 and reply.metadata.message_type == "evaluate" else reply
 
-    strategy = built(FedAvg, evaluate_on_clients=True, local_lr=0.1)
+    strategy = built(FedAvg, client_metrics=ASKED, local_lr=0.1)
     _, reports = run(strategy, uneven(), rounds=2, tamper=lose)
     assert [list(report.clients) for report in reports[1:]] == [[0, 1], [0, 1]]
     for report in reports[1:]:
@@ -478,7 +480,10 @@ def test_clients_without_held_out_examples_do_not_mix_their_training_ones_in():
             info["num-held-out"] = 7
         return reply
 
-    datasets, strategy = uneven(), built(FedAvg, evaluate_on_clients=True, local_lr=0.1)
+    datasets, strategy = (
+        uneven(),
+        built(FedAvg, client_metrics=ASKED, local_lr=0.1),
+    )
     params, reports = run(strategy, datasets, rounds=1, tamper=hold_out)
     errors = datasets[1].inputs @ params["head.weight"][0] - datasets[1].labels
     expected = 0.5 * float(errors.square().mean())

@@ -10,6 +10,7 @@ from fedhet.server_app.assembly import server_model_of
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.round.evaluation import ClientMetrics
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.wire.records import to_tensors
 from fedhet.tasks import build_task
@@ -86,7 +87,7 @@ def test_an_aggregator_may_move_buffers_itself():
 
 def test_parts_that_cannot_run_are_refused():
     with pytest.raises(ConfigError, match=r"evaluation\.clients=true and strategy/output"):
-        built(FedAvg, output=Another(), evaluate_on_clients=True)
+        built(FedAvg, output=Another(), client_metrics=ClientMetrics(asked=True))
     with pytest.raises(ConfigError, match=r"aggregator Watching runs the model.*server_model=Serv"):
         built(FedAvg, aggregator=Watching())
 

@@ -12,7 +12,7 @@ from fedhet.conf import compose, compose_overrides
 from fedhet.load_run import task_of
 from fedhet.server_app.assembly import check_parts
 from fedhet.server_app.root_set import root_set_of
-from fedhet.strategies.base import Reply
+from fedhet.strategies.base import Norms, Reply
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.fednova import FedNovaClient, FedNovaServer
@@ -72,7 +72,7 @@ def test_a_scaled_update_ruins_the_mean_and_not_the_median():
     assert [list(report.alarms) for report in reports[1:]] == [[1]] * 6  # replies only summed
     kept, reports = run(built(FedAvg, aggregator=Krum(attackers=1), **slots), tamper)
     assert error_of(kept) < 0.3
-    assert all(1 in report.left_out for report in reports[1:])
+    assert all(report.trust[1] == 0.0 for report in reports[1:])
     row = reports[1].row()
     assert row["alarms"] == 1
     assert row["standing_out"].keys() == {"1"}
@@ -160,7 +160,7 @@ def test_a_recipe_with_too_few_clients_is_refused_before_anything_starts():
 
 def test_the_alarm_by_hand():
     def of(*norms):
-        found = [Reply(i, 1, 1, 0.1, {}, norms={"w": norm}) for i, norm in enumerate(norms)]
+        found = [Reply(i, 1, 1, 0.1, {}, norms=Norms({"w": norm})) for i, norm in enumerate(norms)]
         return {client: scores["update"] for client, scores in standing_out(found).items()}
 
     assert of(1.0, 1.0, 1.0, 1.0, 3.9) == {}
@@ -176,7 +176,13 @@ def test_the_alarm_reads_payloads_by_name_and_sums_over_examples_for_each_exampl
         return standing_out(
             [
                 Reply(
-                    i, n, 1, 0.1, {}, payload_norms={"c": norm}, per_example=frozenset(per_example)
+                    i,
+                    n,
+                    1,
+                    0.1,
+                    {},
+                    norms=Norms({}, {"c": norm}),
+                    per_example=frozenset(per_example),
                 )
                 for i, (norm, n) in enumerate(zip(norms, examples, strict=True))
             ]

@@ -295,7 +295,7 @@ class Watcher:
     ("slots", "why"),
     [
         ({"observers": [Watcher(Reads.REPLIES)]}, "watcher Watcher reads single replies"),
-        ({"evaluate_on_clients": True}, r"evaluation\.clients"),
+        ({"client_metrics": ClientMetrics(asked=True)}, r"evaluation\.clients"),
         ({"client_metrics": ClientMetrics(per_client=True)}, r"evaluation\.per_client=true"),
         ({"system": Constant()}, r"system and strategy/secure_aggregation"),
         (

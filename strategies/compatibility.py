@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, Reads, ServerSide
 from fedhet.strategies.modes.asynchronous import Asynchronous
-from fedhet.strategies.modes.secure.aggregation import SecAggPlus
-from fedhet.strategies.modes.systems import ClientSystem
+from fedhet.strategies.parts import Parts, Setup
 from fedhet.strategies.round.reply_fold import summed_payloads
 from fedhet.strategies.round.server_model import BuildsOutputModel
 from fedhet.strategies.round.server_step import ServerStep
@@ -147,19 +146,20 @@ PAIRS = {
 class Composition:
     """The parts and modes of a run that must fit together."""
 
-    client_sides: Mapping[str, ClientSide]
+    parts: Parts
+    setup: Setup
     step: ServerStep
-    compression: Compression
-    secure: SecAggPlus | None
-    asynchronous: Asynchronous | None
-    system: ClientSystem | None
-    evaluate_on_clients: bool
-    per_client: bool
+
+    @property
+    def client_sides(self) -> Mapping[str, ClientSide]:
+        """The methods' client halves, by name."""
+        return self.parts.client_sides
 
     @property
     def modes(self) -> list[str]:
         """The names of the modes that are on."""
-        system, asynchronous = self.system, self.asynchronous
+        system, asynchronous = self.setup.system, self.parts.asynchronous
+        metrics, compression = self.setup.client_metrics, self.parts.compression or Compression()
         noisy = [side for side in self.step.sides.values() if side.leaves != Reads.ALL]
         clips = any(side.clips for side in self.client_sides.values())
         waits = system is not None and (
@@ -169,17 +169,17 @@ class Composition:
             "asynchronous": asynchronous is not None,
             "towards the model": asynchronous is not None and asynchronous.towards_model,
             "real clients": asynchronous is not None and system is None,
-            "secure": self.secure is not None,
+            "secure": self.parts.secure_aggregation is not None,
             "central privacy": bool(noisy),
             "clipping at clients": any(not side.reads & Reads.REPLIES for side in noisy),
             "local privacy": clips and not noisy,
-            "compression up": self.compression.up is not None,
-            "compression down": self.compression.codec_down is not None,
+            "compression up": compression.up is not None,
+            "compression down": compression.codec_down is not None,
             "robust": self.step.combining is not None,
             "system": system is not None,
             "system that waits": waits,
-            "evaluation at clients": self.evaluate_on_clients,
-            "values per client": self.per_client,
+            "evaluation at clients": metrics.asked,
+            "values per client": metrics.per_client,
             "another network": isinstance(self.step.output, BuildsOutputModel),
         }
         return [name for name in MODES if on[name]]
@@ -220,8 +220,8 @@ def check(run: Composition) -> None:
     _check_order(run)
     _check_robust(run)
     _check_privacy(run, modes)
-    if run.asynchronous is not None:
-        _check_discount(run.asynchronous, run.step)
+    if run.parts.asynchronous is not None:
+        _check_discount(run.parts.asynchronous, run.step)
 
 
 def _check_readers(name: str, run: Composition) -> None:
