@@ -30,14 +30,7 @@ import torch
 from torch import Tensor
 
 from fedhet.common.kinds import NotNegative, Share
-from fedhet.strategies.base import (
-    ClientSide,
-    LocalContext,
-    LocalSummary,
-    Payloads,
-    Step,
-    Tensors,
-)
+from fedhet.strategies.base import ClientSide, LocalContext, LocalSummary, Payloads, Step, Tensors
 from fedhet.strategies.components.second_model import second_model, slopes_at
 from fedhet.strategies.method import OWN_MODELS, Method
 from fedhet.strategies.parts import Parts

@@ -63,9 +63,7 @@ from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits, requir
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.server_model import ServerModel
-from fedhet.strategies.statistics.class_counts import (
-    class_count_parts,
-)
+from fedhet.strategies.statistics.class_counts import class_count_parts
 
 _LOG_LINES = 20
 Initial = Literal["average", "server"]

@@ -23,14 +23,7 @@ from __future__ import annotations
 import torch
 
 from fedhet.common.kinds import NotNegative
-from fedhet.strategies.base import (
-    ClientSide,
-    LocalContext,
-    LocalSummary,
-    Payloads,
-    Step,
-    Tensors,
-)
+from fedhet.strategies.base import ClientSide, LocalContext, LocalSummary, Payloads, Step, Tensors
 from fedhet.strategies.components.second_model import second_model, slopes_at
 from fedhet.strategies.method import OWN_MODELS, Method
 from fedhet.strategies.parts import Parts

@@ -28,9 +28,7 @@ from fedhet.strategies.fusion.mean_logits import MeanLogits, class_shares, requi
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.server_model import ServerModel
-from fedhet.strategies.statistics.class_counts import (
-    class_count_parts,
-)
+from fedhet.strategies.statistics.class_counts import class_count_parts
 
 SHARES, CLIENTS = "shares", "clients"
 

@@ -27,10 +27,7 @@ from fedhet.strategies.base import ClientSide, Step
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.statistics.class_means import MEANS
-from fedhet.strategies.statistics.soft_labels import (
-    SOFT_LABELS,
-    SoftLabels,
-)
+from fedhet.strategies.statistics.soft_labels import SOFT_LABELS, SoftLabels
 
 
 class FedDistillClient(ClientSide):

@@ -45,11 +45,7 @@ from fedhet.strategies.components.tensor_selection import linear_classifier
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.statistics.class_means import MEANS
-from fedhet.strategies.statistics.soft_labels import (
-    HEAD,
-    SOFT_LABELS,
-    SoftLabels,
-)
+from fedhet.strategies.statistics.soft_labels import HEAD, SOFT_LABELS, SoftLabels
 
 
 @dataclass(eq=False)

@@ -40,32 +40,17 @@ from fedhet.strategies.modes.systems import SystemClients
 from fedhet.strategies.parts import Parts, Setup
 from fedhet.strategies.round.availability import ClientAvailability
 from fedhet.strategies.round.checks import check_sides
-from fedhet.strategies.round.evaluation import (
-    EvaluationReplies,
-    EvaluationRound,
-    valid_evaluations,
-)
+from fedhet.strategies.round.evaluation import EvaluationReplies, EvaluationRound, valid_evaluations
 from fedhet.strategies.round.expectations import Expectations
 from fedhet.strategies.round.registration import register_clients
 from fedhet.strategies.round.reply_fold import FoldSettings
 from fedhet.strategies.round.round_report import RoundReport, StrategyState
-from fedhet.strategies.round.selection import (
-    RoundStart,
-    SampledClients,
-    Selection,
-    Selector,
-)
+from fedhet.strategies.round.selection import RoundStart, SampledClients, Selection, Selector
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound, send_round
 from fedhet.strategies.wire.compressed_records import Downlink, compressible
 from fedhet.strategies.wire.compression import Compression
-from fedhet.strategies.wire.messages import (
-    NUM_ROUNDS,
-    TIMEOUT,
-    MessageWriter,
-    query,
-    timeout_of,
-)
+from fedhet.strategies.wire.messages import NUM_ROUNDS, TIMEOUT, MessageWriter, query, timeout_of
 from fedhet.strategies.wire.records import (
     KEPT,
     NUM_CLIENTS,

@@ -45,13 +45,7 @@ from fedhet.strategies.base import (
 )
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
-from fedhet.strategies.statistics.class_means import (
-    COUNTS,
-    MEANS,
-    SUMS,
-    class_means,
-    class_sums,
-)
+from fedhet.strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_means, class_sums
 
 PROTOTYPES = "prototypes"
 PROTOTYPE_SUMS = "prototype_sums"

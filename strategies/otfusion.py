@@ -15,9 +15,7 @@ from fedhet.strategies.fusion.layer_chain import Chain, ChainServer
 from fedhet.strategies.fusion.neuron_alignment import NeuronAlignment
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
-from fedhet.strategies.statistics.class_counts import (
-    class_count_parts,
-)
+from fedhet.strategies.statistics.class_counts import class_count_parts
 
 
 class OTFusion(Method):

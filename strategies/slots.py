@@ -7,15 +7,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from fedhet.strategies.base import (
-    Cohort,
-    Reads,
-    Reply,
-    ReplySum,
-    ServerPart,
-    Tensors,
-    Weighting,
-)
+from fedhet.strategies.base import Cohort, Reads, Reply, ReplySum, ServerPart, Tensors, Weighting
 
 # (x, replies) -> the replies to aggregate instead: alignment, clipping
 ReplyTransform = Callable[[Tensors, Sequence[Reply]], Sequence[Reply]]

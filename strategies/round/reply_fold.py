@@ -12,14 +12,7 @@ from typing import Self
 
 from flwr.app import Message
 
-from fedhet.strategies.base import (
-    Norms,
-    RefusedReplyError,
-    Reply,
-    ReplySum,
-    ServerSide,
-    Weighting,
-)
+from fedhet.strategies.base import Norms, RefusedReplyError, Reply, ReplySum, ServerSide, Weighting
 from fedhet.strategies.round.exact_sum import ExactSum, Zeros, norms_of, plain_zeros
 from fedhet.strategies.round.update_diagnostics import norm
 from fedhet.strategies.wire.border import Expected, decode

@@ -45,13 +45,7 @@ from fedhet.strategies.base import (
 from fedhet.strategies.method import MethodPart
 from fedhet.strategies.modes.private.gaussian_mechanism import GaussianMechanism, Uploads
 from fedhet.strategies.parts import Parts
-from fedhet.strategies.statistics.class_means import (
-    COUNTS,
-    MEANS,
-    SUMS,
-    class_means,
-    class_sums,
-)
+from fedhet.strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_means, class_sums
 
 SOFT_LABELS = "soft_labels"
 SOFT_LABEL_SUMS = "soft_label_sums"

@@ -33,12 +33,7 @@ from fedhet.strategies.wire.records import (
     to_record,
     to_tensors,
 )
-from fedhet.strategies.wire.tensor_decoder import (
-    check_finite,
-    check_names,
-    decode_tensor,
-    label_of,
-)
+from fedhet.strategies.wire.tensor_decoder import check_finite, check_names, decode_tensor, label_of
 
 Received = tuple[ArrayRecord, Tensors]  # a record, and its tensors
 ClosedShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # by payload and tensor

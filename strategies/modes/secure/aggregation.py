@@ -36,13 +36,7 @@ from typing import Annotated, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.common import (
-    Code,
-    FitRes,
-    Status,
-    bytes_to_ndarray,
-    ndarrays_to_parameters,
-)
+from flwr.common import Code, FitRes, Status, bytes_to_ndarray, ndarrays_to_parameters
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from pydantic import AfterValidator, Field

@@ -25,14 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import (
-    STATE_LOST,
-    ClientSide,
-    Payloads,
-    Reply,
-    Tensors,
-    Weighting,
-)
+from fedhet.strategies.base import STATE_LOST, ClientSide, Payloads, Reply, Tensors, Weighting
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.slots import SumAggregator
 from fedhet.strategies.wire.compressed_records import per_example
