@@ -4,7 +4,7 @@ Yurochkin, Agarwal, Ghosh, Greenewald, Hoang, Khazaeni. ICML 2019. https://arxiv
 
 A client's hidden neurons are noisy copies of some of a global network's neurons. The model draws
 which ones from a Beta-Bernoulli process of mass gamma over the J clients, a global neuron's weights
-from N(mu0, sigma0), and a client's copy of it from N(it, sigma). fusion/neuron_matching.py finds
+from N(mu0, sigma0), and a client's copy of it from N(it, sigma). fusion/grown_network.py finds
 the most likely assignment client by client. With the sums and precisions of the global neurons i,
 over the other clients' neurons assigned to them,
 

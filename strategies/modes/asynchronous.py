@@ -35,7 +35,8 @@ from fedhet.common.configured import Configured, Key
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Count, NotNegative, Seed, Whole
 from fedhet.strategies.base import ReplySum, Tensors
-from fedhet.strategies.round.selection import Arriving, Outcome, Selection
+from fedhet.strategies.round.reply_fold import ReplyFold
+from fedhet.strategies.round.selection import Arrived, Outcome, Selection
 
 STARTS = 0x57  # stream of the run's seed: who starts next
 Discount = Literal["constant", "polynomial", "hinge"]
@@ -89,7 +90,7 @@ class Asynchronous(Configured):
         outcome: Outcome,
         clock: float,
         messages: Mapping[int, Message],
-        arriving: Arriving | None = None,
+        arriving: Callable[[ReplyFold], Arrived] | None = None,
     ) -> Selection:
         """Return the selection of clients that have started from these versions."""
         discounts = {client: self.weight(step - 1 - v) for client, v in versions.items()}

@@ -97,7 +97,7 @@ class LiveClients(Selector):
         needed = {sent.version for sent in self.in_flight.values()}
         self.models = {v: model for v, model in self.models.items() if v in needed}
         self.models[before] = self._read_later(start.arrays)
-        arriving = LiveStep(self, start, versions)
+        arriving = LiveStep(self, start, versions).collect
         nobody = Outcome([])
         return self.settings.selection(
             start.number, versions, self.models, nobody, start.clock, {}, arriving

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -103,8 +102,8 @@ class Selection:
         discounts: the weights of stale replies, by client; 1 where it is not named.
         rebase: (sum, x and the buffers) -> the sum of steps from there, if clients started
             elsewhere; None: they started there.
-        arriving: real clients that train side by side, whose replies come in any order;
-            ``versions`` then has all clients that may answer, and ``messages`` is empty.
+        arriving: takes the replies of real clients, which come in any order, until the step can be
+            taken; ``versions`` then has all that may answer, and ``messages`` is empty.
     """
 
     messages: Mapping[int, Message]
@@ -113,7 +112,7 @@ class Selection:
     versions: Mapping[int, int] = field(default_factory=dict)
     discounts: Mapping[int, float] = field(default_factory=dict)
     rebase: Callable[[ReplySum, Tensors], ReplySum] | None = None
-    arriving: Arriving | None = None
+    arriving: Callable[[ReplyFold], Arrived] | None = None
 
     @property
     def clients(self) -> Collection[int]:
@@ -133,13 +132,6 @@ class Arrived:
     late: Sequence[int]  # whose replies were too old
     staleness: Sequence[int]  # of the valid replies
     bytes_down: int  # sent
-
-
-class Arriving(Protocol):
-    """Real clients that train."""
-
-    def collect(self, fold: ReplyFold) -> Arrived:
-        """Take replies until the step can be taken."""
 
 
 class Selector:

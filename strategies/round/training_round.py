@@ -113,7 +113,7 @@ def send_round(
                 "with an aggregate_train of its own needs rounds that wait"
             )
         fold = ReplyFold(training.folding, check)
-        arrived = arriving.collect(fold)
+        arrived = arriving(fold)
         training.report.take_arrived(arrived)
         versions = {client: training.selection.versions[client] for client in arrived.clients}
         selection = replace(training.selection, versions=versions)

@@ -14,7 +14,7 @@ The released code, as options, off by default: SL <- .5 new + .5 old (``smoothin
 uploads of all rounds are summed (``history=all``); a class without examples gets the identity's row
 (``absent=identity``). It computes S_i on augmented images, which is not an option here.
 
-The server learns a client's class counts, and which classes its model mixes up. ``mechanism`` clips
+The server learns a client's class counts, and which classes its model mixes up. The mechanism clips
 and adds noise: see modes/private/gaussian_mechanism.py. Under noise a count within four standard
 deviations of zero is taken as zero; of a row the negative entries are cut off and the rest scaled
 to sum 1, and a row without a positive entry counts as nobody's.
@@ -30,7 +30,7 @@ import torch
 from torch.nn.functional import softmax
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.kinds import Delta, NotNegative, Positive, Share
+from fedhet.common.kinds import Share
 from fedhet.strategies.base import (
     ClientSide,
     Cohort,
@@ -79,13 +79,13 @@ class SoftLabelClient(ClientSide):
 class SoftLabelServer(ServerSide):
     """Keeps SL, the class-wise mean of everybody's soft labels.
 
-    ``how`` are its options; the clients' mechanism says how much noise to expect, and epsilon.
+    ``how`` are its options, which say how much noise of the clients to expect, and epsilon, too.
     """
 
     needs, sends = frozenset({SOFT_LABEL_SUMS}), frozenset({SOFT_LABELS})
 
-    def __init__(self, how: SoftLabels, mechanism: GaussianMechanism) -> None:
-        self.how, self.mechanism = how, mechanism
+    def __init__(self, how: SoftLabels) -> None:
+        self.how = how
         self._epsilons: dict[int, float] = {}
 
     def init(self, params: Tensors) -> None:
@@ -96,8 +96,8 @@ class SoftLabelServer(ServerSide):
                 f"tensors are {sorted(params)}: leave it out of strategy.personal"
             )
         classes = params[HEAD].shape[0]
-        if self.mechanism.active:
-            self.mechanism.epsilon(1)  # raises now if the accountant is missing
+        if self.how.active:
+            self.how.epsilon(1)  # raises now if the accountant is missing
         # one object for all clients of a round: it is serialised once
         self.sent = {MEANS: torch.eye(classes)}
         self.sums, self.counts = torch.zeros(classes, classes), torch.zeros(classes)
@@ -126,9 +126,9 @@ class SoftLabelServer(ServerSide):
             self.sums, self.counts, self.summed = sums, counts, summed
         old = self.sent[MEANS]
         otherwise = old if self.how.absent == "keep" else torch.eye(len(old))
-        least = _SURE * self.mechanism.noise * math.sqrt(summed)
+        least = _SURE * self.how.noise * math.sqrt(summed)
         new = class_means(sums, counts, otherwise, least)
-        if self.mechanism.active:
+        if self.how.active:
             positive = new.clamp_min(0.0)
             totals = positive.sum(1, keepdim=True)
             new = torch.where(totals > 0, positive / totals, otherwise)
@@ -137,11 +137,11 @@ class SoftLabelServer(ServerSide):
 
     def metrics(self) -> Mapping[str, float]:
         """Return epsilon for the client that has uploaded most often, where there is noise."""
-        if not self.mechanism.active:
+        if not self.how.active:
             return {}
         most = self.uploads.most
         if most not in self._epsilons:
-            self._epsilons[most] = self.mechanism.epsilon(most)
+            self._epsilons[most] = self.how.epsilon(most)
         return {"soft-label-epsilon": self._epsilons[most]}
 
     def state_dict(self) -> Payloads:
@@ -161,7 +161,7 @@ class SoftLabelServer(ServerSide):
         self.uploads = Uploads.of(state["uploads"])
 
 
-class SoftLabels(MethodPart):
+class SoftLabels(MethodPart, GaussianMechanism):
     """Everybody's mean soft label by class; methods that are combined share one."""
 
     name = "soft_labels"
@@ -172,22 +172,10 @@ class SoftLabels(MethodPart):
     """which uploads are averaged: round | all (the released code)"""
     absent: Absent = "keep"
     """the row of a class that nobody held: keep | identity (the released code)"""
-    noise_multiplier: NotNegative = 0.0
-    """z, privacy of the uploads: noise of z sqrt(clip^2 + 1) on every number; 0: none"""
-    clip: Positive = 1.0
-    """maximum L2 norm of an example's soft label, with noise"""
-    delta: Delta = 1.0e-5
-    """delta of (epsilon, delta) privacy; the rows report epsilon"""
-    reproducible_noise: bool = False
-    """true: the noise follows from the seed, so that a run repeats itself to the bit; who knows the
-    seed can take it off"""
 
     def parts(self) -> Parts:
         """Add the two halves."""
-        mechanism = GaussianMechanism(
-            self.noise_multiplier, self.clip, self.delta, self.reproducible_noise
-        )
         return Parts(
-            client_sides={"soft_labels": SoftLabelClient(mechanism)},
-            server_sides={"soft_labels": SoftLabelServer(self, mechanism)},
+            client_sides={"soft_labels": SoftLabelClient(self)},
+            server_sides={"soft_labels": SoftLabelServer(self)},
         )

@@ -213,7 +213,7 @@ MUTANTS = (
     mutant("selection: last", 'ordered[-count:] if kind == "last" else', "", "phases local_training personal client server_parts refused_values"),
     mutant("soft labels: smoothing", "(1 - self.smoothing) * new + self.smoothing * old",
            "self.smoothing * new + (1 - self.smoothing) * old", "soft_labels feddw"),
-    mutant("soft labels: too few", "least = _SURE * self.mechanism.noise * math.sqrt(summed)",
+    mutant("soft labels: too few", "least = _SURE * self.how.noise * math.sqrt(summed)",
            "least = 0.0", "soft_labels feddw gaussian_mechanism"),
     mutant("cka: centred", "self._products - torch.outer(self._sums, self._sums) / self.count",
            "self._products", "linear_cka"),

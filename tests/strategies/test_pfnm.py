@@ -12,8 +12,13 @@ from fedhet.conf import compose, plain_part
 from fedhet.strategies.base import Reply
 from fedhet.strategies.ensemble import ensemble_of
 from fedhet.strategies.fedma import FedMA
-from fedhet.strategies.fusion.grown_network import GrownNetwork, grown_network
-from fedhet.strategies.fusion.neuron_matching import Neurons, assign, match
+from fedhet.strategies.fusion.grown_network import (
+    GrownNetwork,
+    Neurons,
+    assign,
+    grown_network,
+    match,
+)
 from fedhet.strategies.pfnm import PFNM
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.tasks import build_task

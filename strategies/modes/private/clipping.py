@@ -36,7 +36,7 @@ from fedhet.common.flower.clipping import (
 )
 from fedhet.common.kinds import Delta
 from fedhet.strategies.base import ClientSide, Reply, ServerSide, Tensors
-from fedhet.strategies.modes.private.seeded_rng import Noise
+from fedhet.strategies.modes.private.gaussian_mechanism import Noise
 from fedhet.strategies.slots import ClientSampler
 
 KEY = "strategy.differential_privacy"

@@ -60,8 +60,7 @@ from fedhet.strategies.modes.private.clipping import (
     clip,
     with_arrays,
 )
-from fedhet.strategies.modes.private.gaussian_mechanism import Uploads, epsilon_of
-from fedhet.strategies.modes.private.seeded_rng import noise_from
+from fedhet.strategies.modes.private.gaussian_mechanism import Uploads, epsilon_of, noise_from
 from fedhet.strategies.round.exact_sum import norms_of
 from fedhet.strategies.slots import ClientSampler
 

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism for sums and counts by class, and its privacy accountant.
+"""The Gaussian mechanism for sums and counts by class, privacy's accountant, and its noise.
 
 Dwork and Roth 2014; clipping: Abadi et al., Deep Learning with Differential Privacy, CCS 2016,
 https://arxiv.org/abs/1607.00133. An example adds a vector v, clipped to ||v|| <= S, to the sums of
@@ -20,18 +20,23 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import random
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedhet.common.configured import Configured
 from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Delta, NotNegative, Positive
 from fedhet.strategies.base import Tensors
-from fedhet.strategies.modes.private.seeded_rng import hidden_noise
 
 if TYPE_CHECKING:
     from opacus.accountants import IAccountant
@@ -39,22 +44,20 @@ if TYPE_CHECKING:
 _HOPELESS = 60.0  # above this epsilon the tight accountant takes gigabytes for nothing
 
 
-@dataclass(frozen=True)
-class GaussianMechanism:
-    """Clips what an example adds, and adds noise to the sums and counts.
+class GaussianMechanism(Configured):
+    """Clips what an example adds, and adds noise to the sums and counts; at z = 0 neither."""
 
-    Attributes:
-        noise_multiplier: z; 0: neither clipping nor noise.
-        clip: S, the largest L2 norm of an example's vector (at most 1 for a soft label).
-        delta: epsilon is reported for it.
-        reproducible_noise: draw the noise from the run's seed, so that the run can be repeated to
-            the bit; it then hides nothing from those who know the seed.
-    """
+    section = "strategy.soft_labels"
 
-    noise_multiplier: float
-    clip: float
-    delta: float
-    reproducible_noise: bool
+    noise_multiplier: NotNegative = 0.0
+    """z, privacy of the uploads: noise of z sqrt(clip^2 + 1) on every number; 0: none"""
+    clip: Positive = 1.0
+    """maximum L2 norm of an example's soft label, with noise"""
+    delta: Delta = 1.0e-5
+    """delta of (epsilon, delta) privacy; the rows report epsilon"""
+    reproducible_noise: bool = False
+    """true: the noise follows from the seed, so that a run repeats itself to the bit; who knows the
+    seed can take it off"""
 
     @property
     def active(self) -> bool:
@@ -82,7 +85,7 @@ class GaussianMechanism:
 
     def epsilon(self, uploads: int) -> float:
         """Return epsilon for ``delta`` after this many uploads of one client."""
-        return epsilon_of(self.noise_multiplier, uploads, self.delta, "strategy.soft_labels")
+        return epsilon_of(self.noise_multiplier, uploads, self.delta, self.section)
 
 
 class Uploads(dict[int, int]):
@@ -148,3 +151,46 @@ def _accountants(key: str) -> tuple[IAccountant, IAccountant]:
         ) from error
     logging.root.handlers = handlers  # Opacus adds one, which would print every line twice
     return RDPAccountant(), PRVAccountant()
+
+
+# (standard deviation, shape) -> Gaussian noise
+Noise = Callable[[float, tuple[int, ...]], NDArray[np.float64]]
+
+
+@contextmanager
+def seeded_numpy(seed: np.random.SeedSequence | None) -> Iterator[None]:
+    """Seed numpy's global generator inside the block; restore it and Python's afterwards.
+
+    None leaves numpy's generator as it is.
+    """
+    python, state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    if seed is not None:
+        np.random.seed(seed.generate_state(4).tolist())  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(state)  # noqa: NPY002
+
+
+@contextmanager
+def noise_from(seed: np.random.SeedSequence | None) -> Iterator[Noise]:
+    """Yield a source of Gaussian noise: hidden for None, else repeatable from the seed."""
+    if seed is None:
+        yield hidden_noise
+        return
+    with seeded_numpy(seed):
+        yield lambda stddev, shape: np.asarray(np.random.normal(0, stddev, shape))  # noqa: NPY002
+
+
+def hidden_noise(stddev: float, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return noise from the operating system's cryptographic generator (Box and Muller 1958).
+
+    Numpy's generators hide nothing, whatever their seed: from enough bare noise, as in tensors that
+    did not move, one can compute their state and all other noise.
+    """
+    count = math.prod(shape)
+    words = np.frombuffer(os.urandom(16 * count), np.uint64).reshape(2, count)
+    first, second = (words >> np.uint64(11)) * 2.0**-53  # in [0, 1)
+    normal = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
+    return np.asarray(stddev * normal.reshape(shape))

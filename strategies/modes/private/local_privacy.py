@@ -27,8 +27,7 @@ from fedhet.strategies.modes.private.clipping import (
     require_no_buffers,
     with_arrays,
 )
-from fedhet.strategies.modes.private.gaussian_mechanism import Uploads, epsilon_of
-from fedhet.strategies.modes.private.seeded_rng import noise_from
+from fedhet.strategies.modes.private.gaussian_mechanism import Uploads, epsilon_of, noise_from
 from fedhet.strategies.slots import ClientSampler
 
 # The metrics that a client still sends.

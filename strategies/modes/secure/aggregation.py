@@ -52,7 +52,7 @@ from fedhet.common.flower.secagg import (
 )
 from fedhet.common.kinds import Count, Says, ShareAboveZero
 from fedhet.strategies.base import RefusedReplyError, Reply
-from fedhet.strategies.modes.private.seeded_rng import seeded_numpy
+from fedhet.strategies.modes.private.gaussian_mechanism import seeded_numpy
 from fedhet.strategies.modes.secure.exchanges import SecAggWire, error_reply
 from fedhet.strategies.modes.secure.reply_vector import CLIPPED, Layout, NoSumError, Vector
 from fedhet.strategies.modes.secure.shares import (

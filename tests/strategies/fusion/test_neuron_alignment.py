@@ -12,10 +12,10 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.average import Average
 from fedhet.strategies.base import Reply
 from fedhet.strategies.fusion.layer_chain import read_chain, reordered
-from fedhet.strategies.fusion.neuron_alignment import NeuronAlignment, transport
 from fedhet.strategies.fusion.projected_layers import Projections
 from fedhet.strategies.fusion.projections import ProjectionClient
 from fedhet.strategies.maecho import MAEcho
+from fedhet.strategies.otfusion import NeuronAlignment, transport
 from fedhet.strategies.regmean import RegMean, RegressionMean
 from fedhet.tasks.models import build_model
 from tests.strategies.fusion.test_layer_chain import any_orders, normalised, tensors

@@ -4,7 +4,7 @@ import pytest
 import torch
 from cvxopt import solvers
 
-from fedhet.strategies.fusion.quadratic_program import min_norm_weights
+from fedhet.strategies.fusion.maecho_iterates import min_norm_weights
 from tests.strategies.fusion.test_projections import draw
 
 

@@ -25,9 +25,8 @@ from fedhet.strategies.modes.private.differential_privacy import (
     CentralAdaptive,
     CentralFixed,
 )
-from fedhet.strategies.modes.private.gaussian_mechanism import epsilon_of
+from fedhet.strategies.modes.private.gaussian_mechanism import epsilon_of, seeded_numpy
 from fedhet.strategies.modes.private.local_privacy import Local
-from fedhet.strategies.modes.private.seeded_rng import seeded_numpy
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.scaffold import CONTROL_VARIATE, SCAFFOLD
 from fedhet.strategies.statistics.soft_labels import SoftLabels
@@ -435,7 +434,7 @@ def local_noise(**how) -> torch.Tensor:
 
 def label_noise(**how) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    mechanism = server_side(SoftLabels, noise_multiplier=1.0, **how).mechanism
+    mechanism = server_side(SoftLabels, noise_multiplier=1.0, **how).how
     return mechanism.noised(torch.zeros(1_000), generator)
 
 

@@ -22,7 +22,12 @@ SEEDED = {"reproducible_noise": True}
 
 
 def mechanism_of(noise_multiplier=1.0, clip=1.0, *, reproducible_noise=False) -> GaussianMechanism:
-    return GaussianMechanism(noise_multiplier, clip, DELTA, reproducible_noise)
+    return GaussianMechanism(
+        noise_multiplier=noise_multiplier,
+        clip=clip,
+        delta=DELTA,
+        reproducible_noise=reproducible_noise,
+    )
 
 
 def exact_epsilon(noise_multiplier: float, uploads: int, delta: float = DELTA) -> float:
@@ -128,7 +133,7 @@ def test_sums_and_counts_get_noise_of_their_own_and_none_is_drawn_without():
 @pytest.mark.parametrize("clip", [0.01, 1.0])
 def test_rows_stay_probabilities_under_noise(clip):
     side, emptied = server(noise_multiplier=0.05, clip=clip, **SEEDED), 0
-    mechanism, generator = side.mechanism, torch.Generator().manual_seed(0)
+    mechanism, generator = side.how, torch.Generator().manual_seed(0)
     for _ in range(300):
         sums = mechanism.noised(10 * mechanism.clipped(torch.full((2, 2), 0.5)), generator)
         emptied += int((sums <= 0).all(dim=1).sum())
@@ -143,7 +148,7 @@ def test_rows_stay_probabilities_under_noise(clip):
 @pytest.mark.parametrize("history", ["round", "all"])
 def test_a_class_that_nobody_holds_keeps_its_row_under_noise(history):
     side = server(noise_multiplier=1.0, history=history, **SEEDED)
-    mechanism, generator = side.mechanism, torch.Generator().manual_seed(0)
+    mechanism, generator = side.how, torch.Generator().manual_seed(0)
     for _ in range(40):
         replies = []
         for client in range(16):
