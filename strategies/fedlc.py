@@ -28,11 +28,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import NotNegative
 from fedhet.strategies.base import ClientSide, LocalContext, Step
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
-from fedhet.strategies.statistics.class_counts import require_masking_loss
 
 
 class ShiftedLogitsClient(ClientSide):
@@ -55,7 +55,16 @@ class ShiftedLogitsClient(ClientSide):
             like = next(iter(context.params.values()))
             counts = torch.tensor(context.data.class_counts()).to(like)
             self.shift = self.tau * self.form(counts)
-            require_masking_loss(context, self.shift, self.method)
+            self._require_masking(context)
+
+    def _require_masking(self, context: LocalContext) -> None:
+        """Refuse a loss that cannot take the logit -inf of a class that the client lacks."""
+        held = self.shift.isfinite().nonzero().flatten()
+        if not context.loss(self.shift.expand(len(held), -1), held).isfinite():
+            raise ConfigError(
+                f"strategy={self.method} gives a class that a client lacks the logit -inf, and "
+                "task.loss is then not finite (does it smooth labels?): choose another task.loss"
+            )
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return the term that turns the task's loss into that of the shifted logits."""

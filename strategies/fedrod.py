@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhet.strategies.base import (
-    ClientSide,
     LocalContext,
     LocalOptimizer,
     LocalSummary,
@@ -36,40 +35,38 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.tensor_selection import linear_classifier
+from fedhet.strategies.fedlc import ShiftedLogitsClient
 from fedhet.strategies.method import OWN_MODELS, Method
 from fedhet.strategies.parts import Parts
-from fedhet.strategies.statistics.class_counts import require_masking_loss
 
 HEAD = "fedrod_head"  # P, in the client state
 _WEIGHT, _BIAS = "head.weight", "head.bias"
 
 
-class FedRoDClient(ClientSide):
+class FedRoDClient(ShiftedLogitsClient):
     """Trains the shared head on a balanced loss, and a second head that stays at the client."""
 
-    by_class = True
     own_state = frozenset({HEAD})
+
+    def __init__(self) -> None:
+        super().__init__(1.0, torch.log, "fedrod")
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse a classifier that is not linear: two of them would not add up."""
         linear_classifier(model, "FedRoD adds a second head to")
 
     def begin(self, context: LocalContext) -> None:
-        """Load P; count the classes."""
+        """Count the classes; load P."""
+        super().begin(context)
         names = [name for name in (_WEIGHT, _BIAS) if name in context.params]
         zero = {name: torch.zeros_like(context.params[name]) for name in names}
         self.head = dict(context.state.get(HEAD, zero))
-        like = context.params[_WEIGHT]
-        counts = torch.tensor(context.data.class_counts(), dtype=like.dtype, device=like.device)
-        self.shift = counts.log()  # -inf for a class without examples
-        require_masking_loss(context, self.shift, "fedrod")
 
-    def penalty(self, step: Step) -> Tensor:
+    def penalty(self, step: Step) -> Tensor | None:
         """Move P; return the term that turns the loss of G into the balanced one."""
-        loss, labels = step.context.loss, step.labels
         if step.context.first_pass:
             self._move_head(step)
-        return loss(step.logits + self.shift, labels) - loss(step.logits, labels)
+        return super().penalty(step)
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Keep P."""

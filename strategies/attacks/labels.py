@@ -10,7 +10,7 @@ Backdoor    model replacement: Bagdasaryan, Veit, Hua, Estrin, Shmatikov. AISTAT
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -63,20 +63,6 @@ class LabelFlip(Attack):
         return counts[::-1]
 
 
-@dataclass(frozen=True)
-class Trigger:
-    """A square of ``size`` white pixels in the last rows and columns of an image."""
-
-    size: int
-    white: Tensor  # by channel (C,)
-
-    def stamp(self, inputs: Tensor) -> Tensor:
-        """Return images (B, C, H, W) with the trigger."""
-        stamped = inputs.clone()
-        stamped[..., -self.size :, -self.size :] = self.white.to(inputs)[:, None, None]
-        return stamped
-
-
 class Backdoor(Attack):
     """Teaches the model to take images with a trigger for one class, and replaces the model by it.
 
@@ -113,17 +99,18 @@ class Backdoor(Attack):
                 f"attack.target={self.target} is none of the {num_classes} classes: it must be "
                 f"from 0 to {num_classes - 1}"
             )
-        self.trigger  # noqa: B018
-
-    @property
-    def trigger(self) -> Trigger:
-        """The trigger; raises a ConfigError if the inputs are no images."""
         if self.white is None:
             raise ConfigError(
                 "attack=backdoor puts a white square into images, and the inputs are none (or "
                 "task.input_range is not set): choose another attack"
             )
-        return Trigger(self.size, self.white)
+
+    def stamped(self, inputs: Tensor) -> Tensor:
+        """Return images (B, C, H, W) with the trigger, a white square in the last corner."""
+        assert self.white is not None  # see check_method
+        stamped = inputs.clone()
+        stamped[..., -self.size :, -self.size :] = self.white.to(inputs)[:, None, None]
+        return stamped
 
     def data(self, data: ClientData) -> ClientData:
         """Return the examples, some of every batch with trigger and target."""
@@ -133,7 +120,7 @@ class Backdoor(Attack):
         """Return a batch whose first examples have trigger and target."""
         count = max(1, int(self.share * len(labels) + 0.5))
         inputs, labels = inputs.clone(), labels.clone()
-        inputs[:count] = self.trigger.stamp(inputs[:count])
+        inputs[:count] = self.stamped(inputs[:count])
         labels[:count] = self.target
         return inputs, labels
 
@@ -165,7 +152,7 @@ class Backdoor(Attack):
         for inputs, labels in test:
             others = inputs[labels != self.target]
             if len(others):
-                _, logits = model(self.trigger.stamp(others))
+                _, logits = model(self.stamped(others))
                 hits += int((logits.argmax(1) == self.target).sum())
                 seen += len(others)
         return hits / max(seen, 1)

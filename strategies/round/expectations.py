@@ -87,12 +87,8 @@ class Expectations:
     ) -> FoldSettings:
         """Return the settings where the server makes the replies itself, of a secure sum.
 
-        Args:
-            params: as they were sent, buffers included.
-            registry: what the clients have registered.
-            selection: the round's clients.
-            max_examples: that a client may have.
-            rounding: the step to which clients round their numbers.
+        ``max_examples`` are the most of a client, ``rounding`` is the step to which clients round
+        their numbers; the others: see :meth:`of_round`.
         """
         senders = dict.fromkeys(selection.clients, Sender())
         bounds = self._bounds(params, len(registry), float(max_examples * len(senders)))

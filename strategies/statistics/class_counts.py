@@ -76,19 +76,6 @@ def counted(context: LocalContext) -> Payloads:
     return {CLASS_COUNTS: {COUNTS: torch.tensor(context.data.class_counts()).float()}}
 
 
-def require_masking_loss(context: LocalContext, shift: Tensor, method: str) -> None:
-    """Refuse a task's loss that cannot take the logit -inf of a class that the client lacks.
-
-    ``shift`` (C,) is what the method adds to the logits.
-    """
-    held = shift.isfinite().nonzero().flatten()
-    if not context.loss(shift.expand(len(held), -1), held).isfinite():
-        raise ConfigError(
-            f"strategy={method} gives a class that a client lacks the logit -inf, and task.loss is "
-            "then not finite (does it smooth labels?): choose another task.loss"
-        )
-
-
 def check_class_counts(reply: Reply, classes: int | None) -> None:
     """Refuse counts of another number of classes, or that do not sum to n_i.
 
