@@ -328,4 +328,4 @@ def test_clients_send_class_counts_only_if_masked():
         student, clients = parts_of(DENSE, masked_teacher=masked), parts_of(Ensemble, masked=masked)
         assert (CLASS_COUNTS in student.client_sides) == masked
         assert (CLASS_COUNTS in clients.client_sides) == masked
-        assert student.aggregator.masked_teacher == clients.output.masked == masked
+        assert student.aggregator.how.masked_teacher == clients.output.masked == masked

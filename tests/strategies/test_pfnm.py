@@ -251,5 +251,5 @@ def test_pfnm_refuses_convolutions_both_refuse_norms_and_have_their_papers_gamma
     with pytest.raises(ConfigError, match=r"body.0.weight is followed by normalisation \(body.1"):
         built(FedMA, server_model=ServerModel(model_of("normalised", 1), INPUTS["normalised"], 10))
     network = ServerModel(model_of("mlp", 1), INPUTS["mlp"], 10)
-    assert built(PFNM, server_model=network).server_step.output.gamma == 1.0
-    assert built(FedMA, server_model=network).server_step.output.gamma == 7.0
+    assert built(PFNM, server_model=network).server_step.output.how.gamma == 1.0
+    assert built(FedMA, server_model=network).server_step.output.how.gamma == 7.0
