@@ -33,23 +33,14 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Mode:
-    """One way in which a round differs.
+    """One way in which a round differs."""
 
-    Attributes:
-        key: of the recipe.
-        off: what turns it off.
-        hides: what it hides, from whom.
-        hooks: where it hooks into the round.
-        leaves: what parts may read of the replies.
-        to_aggregator: what the aggregator may read, if that is less.
-    """
-
-    key: str
-    off: str
-    hides: str = "nothing"
-    hooks: str = "select"
-    leaves: Reads = Reads.ALL
-    to_aggregator: Reads = Reads.ALL
+    key: str  # of the recipe
+    off: str  # what turns it off
+    hides: str = "nothing"  # what it hides, from whom
+    hooks: str = "select"  # where it hooks into the round
+    leaves: Reads = Reads.ALL  # what parts may read of the replies
+    to_aggregator: Reads = Reads.ALL  # what the aggregator may read, if that is less
 
 
 _PRIVACY = "strategy/differential_privacy"

@@ -21,30 +21,21 @@ class Phase:
 
 @dataclass(frozen=True)
 class LocalTrainingConfig:
-    """How long and how a client trains.
+    """How long and how a client trains."""
 
-    Attributes:
-        batch_size: examples per mini-batch.
-        epochs: passes over the client's data; None when ``steps`` is given.
-        steps: optimizer steps; None when ``epochs`` is given.
-        drop_last: leave out a last, smaller batch (FedPVR's released loaders do).
-        clip: maximum L2 norm of the corrected gradient; None does not clip.
-        autocast: compute the forward pass in bfloat16.
-        initial: where round 1 starts: the model as "received", or random numbers of the client's
-            "own" (one-shot methods).
-        reuse_training: the folder of a run of the same training that kept its clients' models:
-            they take the place of training.
-        phases: train some tensors, then others; empty: all tensors all the time.
-    """
-
-    batch_size: int = 32
-    epochs: int | None = 1
-    steps: int | None = None
-    drop_last: bool = False
-    clip: float | None = None
-    autocast: bool = False
+    batch_size: int = 32  # examples per mini-batch
+    epochs: int | None = 1  # passes over the client's data; None when ``steps`` is given
+    steps: int | None = None  # optimizer steps; None when ``epochs`` is given
+    drop_last: bool = False  # leave out a last, smaller batch (FedPVR's released loaders do)
+    clip: float | None = None  # maximum L2 norm of the corrected gradient; None does not clip
+    autocast: bool = False  # compute the forward pass in bfloat16
+    # where round 1 starts: the model as "received", or random numbers of the client's "own" (one-
+    # shot methods)
     initial: Literal["received", "own"] = "received"
+    # the folder of a run of the same training that kept its clients' models: they take the place of
+    # training
     reuse_training: str | None = None
+    # train some tensors, then others; empty: all tensors all the time
     phases: tuple[Phase, ...] = ()
 
     def __post_init__(self) -> None:

@@ -38,16 +38,12 @@ def linear_classifier(model: nn.Module, method_does: str) -> nn.Linear:
 
 @dataclass(frozen=True)
 class TensorSelector:
-    """Selects tensors out of the model's ``named_parameters()`` order.
+    """Selects tensors out of the model's ``named_parameters()`` order."""
 
-    Args:
-        spec: ``all``; ``none``; ``last:N`` or ``first:N`` tensors (weights and biases counted
-            separately); or comma-separated shell patterns of names. ``norm`` is for :meth:`on`.
-        key: of the recipe, for the errors.
-    """
-
+    # ``all``; ``none``; ``last:N`` or ``first:N`` tensors (weights and biases counted separately);
+    # or comma-separated shell patterns of names. ``norm`` is for :meth:`on`
     spec: str
-    key: str = field(default="strategy.personal", compare=False)
+    key: str = field(default="strategy.personal", compare=False)  # of the recipe, for the errors
 
     def __post_init__(self) -> None:
         """Refuse a malformed count."""

@@ -101,19 +101,12 @@ class Asynchronous(Configured):
 
 @dataclass(frozen=True)
 class Arrival:
-    """A client that has finished its training, or failed.
+    """A client that has finished its training, or failed."""
 
-    Attributes:
-        client: its id.
-        version: the step after which it started.
-        reply: of a real client.
-        lost: why there is no reply.
-    """
-
-    client: int
-    version: int
-    reply: Message | None = None
-    lost: str = ""
+    client: int  # its id
+    version: int  # the step after which it started
+    reply: Message | None = None  # of a real client
+    lost: str = ""  # why there is no reply
 
 
 @dataclass
@@ -156,19 +149,12 @@ def collect(
 
 @dataclass(frozen=True)
 class Started:
-    """Where the clients of a step started, which is not where the server is by now.
+    """Where the clients of a step started, which is not where the server is by now."""
 
-    Attributes:
-        versions: of the models that they got, by client id.
-        discounts: s(tau), by client id.
-        models: x_v and the buffers, by version; FedBuff needs only the buffers.
-        towards_model: FedAsync's step, to y_i and not along y_i - x_i.
-    """
-
-    versions: Mapping[int, int]
-    discounts: Mapping[int, float]
-    models: Mapping[int, Tensors]
-    towards_model: bool
+    versions: Mapping[int, int]  # of the models that they got, by client id
+    discounts: Mapping[int, float]  # s(tau), by client id
+    models: Mapping[int, Tensors]  # x_v and the buffers, by version; FedBuff needs only the buffers
+    towards_model: bool  # FedAsync's step, to y_i and not along y_i - x_i
 
     def rebase(self, total: ReplySum, tensors: Tensors) -> ReplySum:
         """Return the sum of steps from ``tensors`` to where the clients arrived.

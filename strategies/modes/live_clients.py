@@ -64,24 +64,16 @@ class Sent:
 
 @dataclass
 class LiveClients(Selector):
-    """Starts real clients and takes their replies as they arrive.
+    """Starts real clients and takes their replies as they arrive."""
 
-    Attributes:
-        settings: K, s(tau), and which replies are too old.
-        sampler: its number of clients of a round is M, how many train at any time.
-        in_flight: the clients that train, by id.
-        buffers: names of the tensors that are not trained.
-        models: the buffers (FedAsync's x_v, too) that clients in flight, or about to start, got.
-        arrived: replies beyond K, for the next step.
-        forgotten: ids of messages whose replies nobody waits for.
-    """
-
-    settings: Asynchronous
-    sampler: ClientSampler
-    buffers: Collection[str] = ()
-    in_flight: dict[int, Sent] = field(default_factory=dict)
+    settings: Asynchronous  # K, s(tau), and which replies are too old
+    sampler: ClientSampler  # its number of clients of a round is M, how many train at any time
+    buffers: Collection[str] = ()  # names of the tensors that are not trained
+    in_flight: dict[int, Sent] = field(default_factory=dict)  # the clients that train, by id
+    # the buffers (FedAsync's x_v, too) that clients in flight, or about to start, got
     models: dict[int, Tensors] = field(default_factory=dict)
-    arrived: deque[Message] = field(default_factory=deque)
+    arrived: deque[Message] = field(default_factory=deque)  # replies beyond K, for the next step
+    # ids of messages whose replies nobody waits for
     forgotten: list[str] = field(default_factory=list)
     sleep: Callable[[float], None] = time.sleep
 

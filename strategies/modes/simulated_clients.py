@@ -52,23 +52,14 @@ class InFlight:
 
 @dataclass
 class SimulatedClients(Selector):
-    """Selects the clients of every step.
+    """Selects the clients of every step."""
 
-    Attributes:
-        settings: K, s(tau), and what is too old.
-        sampler: its number of clients of a round is M, how many train at any time.
-        system: how long each client takes, and who drops out.
-        options: of local training, which say how long it is.
-        in_flight: the clients that train, by id.
-        versions: what they got.
-    """
-
-    settings: Asynchronous
-    sampler: ClientSampler
-    system: ClientSystem
-    options: LocalTrainingConfig | None
-    in_flight: dict[int, InFlight] = field(default_factory=dict)
-    versions: dict[int, Version] = field(default_factory=dict)
+    settings: Asynchronous  # K, s(tau), and what is too old
+    sampler: ClientSampler  # its number of clients of a round is M, how many train at any time
+    system: ClientSystem  # how long each client takes, and who drops out
+    options: LocalTrainingConfig | None  # of local training, which say how long it is
+    in_flight: dict[int, InFlight] = field(default_factory=dict)  # the clients that train, by id
+    versions: dict[int, Version] = field(default_factory=dict)  # what they got
 
     def check(self, num_clients: int, least: int) -> None:
         """Refuse steps of too many or too few replies."""

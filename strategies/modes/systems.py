@@ -126,19 +126,12 @@ class ClientSystem(Option):
 
 @dataclass(frozen=True)
 class SystemClients(Selector):
-    """Samples the clients of every round from those that a simulated system has there.
+    """Samples the clients of every round from those that a simulated system has there."""
 
-    Attributes:
-        sampler: of those that are there.
-        system: slow, absent and vanishing clients.
-        options: of local training, which say how long it is.
-        least: so many clients a round waits for.
-    """
-
-    sampler: ClientSampler
-    system: ClientSystem
-    options: LocalTrainingConfig | None
-    least: int = 1
+    sampler: ClientSampler  # of those that are there
+    system: ClientSystem  # slow, absent and vanishing clients
+    options: LocalTrainingConfig | None  # of local training, which say how long it is
+    least: int = 1  # so many clients a round waits for
 
     def select(self, start: RoundStart) -> Selection:
         """Return a round's clients and their messages."""

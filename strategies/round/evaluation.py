@@ -19,16 +19,13 @@ from fedhet.strategies.wire.records import UNASKED, config_of, matched, no_reply
 
 @dataclass(frozen=True)
 class EvaluationRound:
-    """The messages of an evaluation; iterating yields them, as Flower expects.
+    """The messages of an evaluation; iterating yields them, as Flower expects."""
 
-    Attributes:
-        messages: to the clients that evaluate, by client id.
-        failures: why answers are missing, once they have been read.
-        per_client: with evaluation.per_client each client's values by name and id.
-    """
-
+    # to the clients that evaluate, by client id
     messages: Mapping[int, Message] = field(default_factory=dict)
+    # why answers are missing, once they have been read
     failures: list[str] = field(default_factory=list)
+    # with evaluation.per_client each client's values by name and id
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Message]:
@@ -87,17 +84,11 @@ _SCORES = ("loss", "accuracy")
 
 @dataclass(frozen=True)
 class ClientMetrics:
-    """The metrics of the recipe at the clients.
+    """The metrics of the recipe at the clients."""
 
-    Attributes:
-        names: of the values that a client may send: ``f1``, ``f1/<class>``.
-        per_client: whether a row of metrics.jsonl has each client's own values, too.
-        asked: whether clients evaluate the output in an exchange of its own.
-    """
-
-    names: tuple[str, ...] = ()
-    per_client: bool = False
-    asked: bool = False
+    names: tuple[str, ...] = ()  # of the values that a client may send: ``f1``, ``f1/<class>``
+    per_client: bool = False  # whether a row of metrics.jsonl has each client's own values, too
+    asked: bool = False  # whether clients evaluate the output in an exchange of its own
 
     @property
     def in_train_replies(self) -> set[str]:

@@ -32,21 +32,15 @@ from fedhet.strategies.wire.records import known_shapes
 
 @dataclass(frozen=True)
 class Expectations:
-    """Gives the settings with which a round's replies are folded.
+    """Gives the settings with which a round's replies are folded."""
 
-    Attributes:
-        step: the server's.
-        client_sides: the methods' client halves, by name.
-        max_steps: the most steps of a client with so many examples; None: steps are not checked.
-        measures: names of the numbers that clients may send besides those of their sides.
-        compression: of what the clients send.
-    """
-
-    step: ServerStep
-    client_sides: Mapping[str, ClientSide]
+    step: ServerStep  # the server's
+    client_sides: Mapping[str, ClientSide]  # the methods' client halves, by name
+    # the most steps of a client with so many examples; None: steps are not checked
     max_steps: Callable[[int], int] | None
+    # names of the numbers that clients may send besides those of their sides
     measures: Collection[str]
-    compression: Compression
+    compression: Compression  # of what the clients send
 
     def of_round(
         self,

@@ -28,14 +28,10 @@ from fedhet.strategies.wire.records import (
 
 @dataclass(frozen=True)
 class Weights:
-    """What each reply weighs in a sum.
+    """What each reply weighs in a sum."""
 
-    Attributes:
-        weighting: of the updates.
-        discounts: the weights of stale replies, by client id; 1 where it is not named.
-    """
-
-    weighting: Weighting
+    weighting: Weighting  # of the updates
+    # the weights of stale replies, by client id; 1 where it is not named
     discounts: Mapping[int, float] = field(default_factory=dict)
 
     def undiscounted(self, reply: Reply) -> float:
@@ -53,20 +49,13 @@ class Weights:
 
 @dataclass(frozen=True)
 class FoldSettings:
-    """How replies are checked and added up; it can be sent to a worker.
+    """How replies are checked and added up; it can be sent to a worker."""
 
-    Attributes:
-        expected: what every reply must be.
-        weights: of the replies.
-        payloads: names of those that are summed.
-        keep: keep the replies in full, to be added up later.
-        rounding: the step to which clients round their numbers for a secure sum; 0: no rounding.
-    """
-
-    expected: Expected
-    weights: Weights
-    payloads: Collection[str] = ()
-    keep: bool = False
+    expected: Expected  # what every reply must be
+    weights: Weights  # of the replies
+    payloads: Collection[str] = ()  # names of those that are summed
+    keep: bool = False  # keep the replies in full, to be added up later
+    # the step to which clients round their numbers for a secure sum; 0: no rounding
     rounding: float = 0.0
 
 

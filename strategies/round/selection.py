@@ -19,29 +19,17 @@ from fedhet.strategies.wire.messages import MessageWriter, bytes_moved
 
 @dataclass(frozen=True)
 class RoundStart:
-    """What is known when a round begins, and what clients are sent.
+    """What is known when a round begins, and what clients are sent."""
 
-    Attributes:
-        number: t, from 1.
-        clock: the simulated time, in seconds.
-        arrays: x, as it is sent.
-        config: further entries of the clients' config.
-        grid: Flower's connection to the nodes.
-        availability: which clients are connected.
-        step: the server's, whose sides give the payloads.
-        writer: of messages.
-        client_sides: the methods' client halves, by name.
-    """
-
-    number: int
-    clock: float
-    arrays: ArrayRecord
-    config: ConfigRecord
-    grid: Grid
-    availability: ClientAvailability
-    step: ServerStep
-    writer: MessageWriter
-    client_sides: Mapping[str, ClientSide]
+    number: int  # t, from 1
+    clock: float  # the simulated time, in seconds
+    arrays: ArrayRecord  # x, as it is sent
+    config: ConfigRecord  # further entries of the clients' config
+    grid: Grid  # Flower's connection to the nodes
+    availability: ClientAvailability  # which clients are connected
+    step: ServerStep  # the server's, whose sides give the payloads
+    writer: MessageWriter  # of messages
+    client_sides: Mapping[str, ClientSide]  # the methods' client halves, by name
 
     @property
     def num_bytes(self) -> int:
@@ -92,26 +80,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Selection:
-    """The messages of a round by client id, and whose replies will count.
+    """The messages of a round by client id, and whose replies will count."""
 
-    Attributes:
-        messages: to the clients whose replies count.
-        outcome: of those that are asked.
-        clock: the simulated time at which they are asked.
-        versions: of asynchronous rounds, the step after which each client started.
-        discounts: the weights of stale replies, by client; 1 where it is not named.
-        rebase: (sum, x and the buffers) -> the sum of steps from there, if clients started
-            elsewhere; None: they started there.
-        arriving: takes the replies of real clients, which come in any order, until the step can be
-            taken; ``versions`` then has all that may answer, and ``messages`` is empty.
-    """
-
-    messages: Mapping[int, Message]
-    outcome: Outcome
-    clock: float
+    messages: Mapping[int, Message]  # to the clients whose replies count
+    outcome: Outcome  # of those that are asked
+    clock: float  # the simulated time at which they are asked
+    # of asynchronous rounds, the step after which each client started
     versions: Mapping[int, int] = field(default_factory=dict)
+    # the weights of stale replies, by client; 1 where it is not named
     discounts: Mapping[int, float] = field(default_factory=dict)
+    # (sum, x and the buffers) -> the sum of steps from there, if clients started elsewhere; None:
+    # they started there
     rebase: Callable[[ReplySum, Tensors], ReplySum] | None = None
+    # takes the replies of real clients, which come in any order, until the step can be taken;
+    # ``versions`` then has all that may answer, and ``messages`` is empty
     arriving: Callable[[ReplyFold], Arrived] | None = None
 
     @property
@@ -164,15 +146,10 @@ class Selector:
 
 @dataclass(frozen=True)
 class SampledClients(Selector):
-    """Samples the clients of every round, which waits for them.
+    """Samples the clients of every round, which waits for them."""
 
-    Attributes:
-        sampler: draws from the connected clients.
-        from_all: draw from all N, so that no absence shows (see ServerSide.leaves).
-    """
-
-    sampler: ClientSampler
-    from_all: bool = False
+    sampler: ClientSampler  # draws from the connected clients
+    from_all: bool = False  # draw from all N, so that no absence shows (see ServerSide.leaves)
 
     def select(self, start: RoundStart) -> Selection:
         """Return a round's clients and their messages."""

@@ -48,19 +48,13 @@ _IN_FULL = Reads.REPLIES | Reads.MODELS
 
 @dataclass(frozen=True)
 class Stepped:
-    """The result of the server's step.
+    """The result of the server's step."""
 
-    Attributes:
-        params: the new x, buffers included.
-        diagnostics: how far the clients' updates agree (update_diagnostics.py).
-        alarms: by client id, what stands out, and how far (update_diagnostics.py).
-        trust: by client id, how far a reply counted under a robust aggregator.
-    """
-
-    params: dict[str, Tensor]
-    diagnostics: Mapping[str, float]
+    params: dict[str, Tensor]  # the new x, buffers included
+    diagnostics: Mapping[str, float]  # how far the clients' updates agree (update_diagnostics.py)
+    # by client id, what stands out, and how far (update_diagnostics.py)
     alarms: Mapping[int, Mapping[str, float]]
-    trust: Mapping[int, float]
+    trust: Mapping[int, float]  # by client id, how far a reply counted under a robust aggregator
 
 
 class ServerStep:

@@ -58,79 +58,52 @@ _EVALUATED = frozenset({"partition-id", "num-examples", "loss", "accuracy"})
 
 @dataclass(frozen=True)
 class Sender:
-    """What one client was told, and the limits of its reply; None: not checked.
+    """What one client was told, and the limits of its reply; None: not checked."""
 
-    Attributes:
-        lr: eta_l that it was told.
-        round: t that it was told.
-        max_examples: how many examples it registered.
-        max_steps: how many steps the recipe allows.
-        not_lost: why it cannot have lost its state.
-    """
-
-    lr: float | None = None
-    round: int = 0
-    max_examples: int | None = None
-    max_steps: int | None = None
-    not_lost: str | None = None
+    lr: float | None = None  # eta_l that it was told
+    round: int = 0  # t that it was told
+    max_examples: int | None = None  # how many examples it registered
+    max_steps: int | None = None  # how many steps the recipe allows
+    not_lost: str | None = None  # why it cannot have lost its state
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The range of the numbers in a reply.
+    """The range of the numbers in a reply."""
 
-    Attributes:
-        largest: the most that a number's size may be.
-        summand: the same for a number of an update times the client's examples, its possible
-            weight. So a client that claims too many examples narrows only its own numbers.
-        widest: the longest that an open dimension of a payload may be.
-    """
-
-    largest: float = math.inf
+    largest: float = math.inf  # the most that a number's size may be
+    # the same for a number of an update times the client's examples, its possible weight. So a
+    # client that claims too many examples narrows only its own numbers
     summand: float = math.inf
-    widest: int = 1 << 16
+    widest: int = 1 << 16  # the longest that an open dimension of a payload may be
 
 
 @dataclass(frozen=True)
 class ExpectedPayload:
-    """One payload of a reply.
+    """One payload of a reply."""
 
-    Attributes:
-        shapes: of its tensors by name; None: the names are free.
-        dtype: if it is neither float32 nor the model's type.
-        per_example: whether it is a sum over the client's examples.
-        compressed: whether it travels compressed.
-        counts: names of its tensors that count examples: whole numbers from 0 to n_i.
-    """
-
+    # of its tensors by name; None: the names are free
     shapes: Mapping[str, tuple[int | None, ...]] | None = None
-    dtype: torch.dtype | None = None
-    per_example: bool = False
-    compressed: bool = False
+    dtype: torch.dtype | None = None  # if it is neither float32 nor the model's type
+    per_example: bool = False  # whether it is a sum over the client's examples
+    compressed: bool = False  # whether it travels compressed
+    # names of its tensors that count examples: whole numbers from 0 to n_i
     counts: Collection[str] = ()
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the replies of a round must look like.
+    """What the replies of a round must look like."""
 
-    Attributes:
-        shared: the tensors that were sent, buffers included; only shapes and types count.
-        senders: the clients that may answer, by id.
-        buffers: names of the buffers among the shared tensors.
-        payloads: that the client sides send, by name.
-        measures: names of the numbers that the client sides measure; None: see decode_metrics.
-        bounds: of the numbers.
-        compression: of what the clients send.
-    """
-
-    shared: Tensors
-    senders: Mapping[int, Sender]
-    buffers: Collection[str] = ()
+    shared: Tensors  # the tensors that were sent, buffers included; only shapes and types count
+    senders: Mapping[int, Sender]  # the clients that may answer, by id
+    buffers: Collection[str] = ()  # names of the buffers among the shared tensors
+    # that the client sides send, by name
     payloads: Mapping[str, ExpectedPayload] = field(default_factory=dict)
+    # names of the numbers that the client sides measure; None: see decode_metrics
     measures: Collection[str] | None = ()
-    bounds: Bounds = Bounds()
-    compression: Compression = field(default_factory=Compression)
+    bounds: Bounds = Bounds()  # of the numbers
+    compression: Compression = field(default_factory=Compression)  # of what the clients send
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int | None, ...]]:
@@ -360,21 +333,13 @@ def decode_metrics(
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node's answer to the registration.
+    """A node's answer to the registration."""
 
-    Attributes:
-        partition_id: which client it plays, from 0.
-        num_partitions: how many clients its config speaks of.
-        num_examples: that it trains on; 0 under secure aggregation.
-        num_held_out: that it evaluates on; 0 if none are held out.
-        texts: hashes of recipe and code, and versions, by name.
-    """
-
-    partition_id: int
-    num_partitions: int
-    num_examples: int
-    num_held_out: int
-    texts: Mapping[str, str]
+    partition_id: int  # which client it plays, from 0
+    num_partitions: int  # how many clients its config speaks of
+    num_examples: int  # that it trains on; 0 under secure aggregation
+    num_held_out: int  # that it evaluates on; 0 if none are held out
+    texts: Mapping[str, str]  # hashes of recipe and code, and versions, by name
 
 
 _RANGES = {  # of the registration's numbers

@@ -210,17 +210,11 @@ def _keeps_residual(codec: Codec, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Downlink:
-    """Writes what the clients of a round receive.
+    """Writes what the clients of a round receive."""
 
-    Attributes:
-        compression: of the run.
-        payloads: names of those that it compresses.
-        buffers: names of the tensors of x that travel in full.
-    """
-
-    compression: Compression
-    payloads: Collection[str] = ()
-    buffers: Collection[str] = ()
+    compression: Compression  # of the run
+    payloads: Collection[str] = ()  # names of those that it compresses
+    buffers: Collection[str] = ()  # names of the tensors of x that travel in full
 
     def params(self, arrays: ArrayRecord, round: int) -> ArrayRecord:
         """Return the record of x and its buffers."""

@@ -116,20 +116,13 @@ class FixedNorm:
 
 @dataclass
 class AdaptiveNorm:
-    """A clipping norm that follows a quantile of the uploads' norms.
-
-    Attributes:
-        value: the current C; initially the first one.
-        quantile: gamma, the share of uploads that should stay unclipped.
-        lr: eta, the learning rate of C.
-        count_stddev: s, of the noise on the number of unclipped uploads; None: m / 20.
-    """
+    """A clipping norm that follows a quantile of the uploads' norms."""
 
     adaptive: ClassVar[bool] = True
-    value: float
-    quantile: float
-    lr: float
-    count_stddev: float | None
+    value: float  # the current C; initially the first one
+    quantile: float  # gamma, the share of uploads that should stay unclipped
+    lr: float  # eta, the learning rate of C
+    count_stddev: float | None  # s, of the noise on the number of unclipped uploads; None: m / 20
 
     def noise_multiplier(self, total: float, size: int) -> float:
         """Return z_v = (z^-2 - (2 s)^-2)^(-1/2), with m = ``size``: mean and count have z."""

@@ -77,17 +77,11 @@ _MUCH = 0.01  # of the numbers that are cut off, of which the server warns
 
 @dataclass(frozen=True)
 class SecureReplies(RoundReplies):
-    """The mean of all replies in place of each, and an error in place of each lost reply.
+    """The mean of all replies in place of each, and an error in place of each lost reply."""
 
-    Attributes:
-        failures: why a client failed whose vector was in the sum already.
-        bytes_down: of arrays and of the protocol, sent.
-        bytes_up: the same, received.
-    """
-
-    failures: Sequence[str]
-    bytes_down: int
-    bytes_up: int
+    failures: Sequence[str]  # why a client failed whose vector was in the sum already
+    bytes_down: int  # of arrays and of the protocol, sent
+    bytes_up: int  # the same, received
 
     def complete(self, report: RoundReport) -> None:
         """Add the bytes of all exchanges, and the failures."""

@@ -59,23 +59,14 @@ class NoSumError(Exception):
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of the numbers of a reply in its vector.
+    """Positions of the numbers of a reply in its vector."""
 
-    Args:
-        update: shapes of the trainable shared tensors.
-        buffers: shapes of the shared buffers.
-        payloads: shapes of the payloads' tensors.
-        per_example: payloads that grow with the client's number of examples.
-        weighting: how the aggregator weighs clients.
-        max_examples: divides n_i and everything that grows with it, so that numbers are near 1.
-    """
-
-    update: Mapping[str, tuple[int, ...]]
-    buffers: Mapping[str, tuple[int, ...]]
-    payloads: Mapping[str, Mapping[str, tuple[int, ...]]]
-    per_example: frozenset[str]
-    weighting: Weighting
-    max_examples: int
+    update: Mapping[str, tuple[int, ...]]  # shapes of the trainable shared tensors
+    buffers: Mapping[str, tuple[int, ...]]  # shapes of the shared buffers
+    payloads: Mapping[str, Mapping[str, tuple[int, ...]]]  # shapes of the payloads' tensors
+    per_example: frozenset[str]  # payloads that grow with the client's number of examples
+    weighting: Weighting  # how the aggregator weighs clients
+    max_examples: int  # divides n_i and everything that grows with it, so that numbers are near 1
 
     @classmethod
     def of_round(

@@ -51,24 +51,17 @@ Masked = NDArray[np.uint32]
 
 @dataclass
 class SecureSum:
-    """One secure sum of the nodes' vectors.
+    """One secure sum of the nodes' vectors."""
 
-    Attributes:
-        wire: to the nodes.
-        setup: Flower's settings, which every client gets.
-        length: of the vectors.
-        neighbours: by node, the nodes that share its secrets, itself included.
-        keys: by node, its two public keys.
-        hashes: by node, the hashes of its shares by holder.
-        seed_hashes: by node, the hash of its own mask's seed.
-    """
-
-    wire: SecAggWire
-    setup: ConfigRecord
-    length: int
+    wire: SecAggWire  # to the nodes
+    setup: ConfigRecord  # Flower's settings, which every client gets
+    length: int  # of the vectors
+    # by node, the nodes that share its secrets, itself included
     neighbours: dict[int, set[int]] = field(default_factory=dict)
-    keys: dict[int, list[bytes]] = field(default_factory=dict)
+    keys: dict[int, list[bytes]] = field(default_factory=dict)  # by node, its two public keys
+    # by node, the hashes of its shares by holder
     hashes: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    # by node, the hash of its own mask's seed
     seed_hashes: dict[int, bytes] = field(default_factory=dict)
 
     @property
