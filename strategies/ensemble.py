@@ -36,10 +36,8 @@ SHARES, CLIENTS = "shares", "clients"
 class AllClients:
     """The output model made of all clients' models; its network is :class:`MeanLogits`.
 
-    Its tensors are "shares" (N, C), with rows by client id, and "clients.<id>.<name>".
-
-    Args:
-        masked: a model has no say in classes that its client does not hold.
+    Its tensors are "shares" (N, C), with rows by client id, and "clients.<id>.<name>"; ``masked``,
+    a model has no say in classes that its client does not hold.
     """
 
     reads = Reads.MODELS

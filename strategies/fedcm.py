@@ -114,12 +114,7 @@ class ClientMomentumClient(ClientSide):
 
 
 class ClientMomentumServer(ServerSide):
-    """The server half: keeps m.
-
-    Args:
-        alpha: the client half's.
-        source: see :class:`ClientMomentum`.
-    """
+    """The server half: keeps m; the arguments are :class:`ClientMomentum`'s."""
 
     sends, kept = frozenset({MOMENTUM}), (MOMENTUM,)
     reads = Reads.STEPS

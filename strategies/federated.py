@@ -70,12 +70,7 @@ ShouldStop = Callable[[int, Result], bool]
 
 
 class FederatedStrategy(Strategy):
-    """The rounds of a method, from its parts; FedAvg by default.
-
-    Args:
-        parts: of the method.
-        setup: of the run.
-    """
+    """The rounds of a method, from its parts, in a run's setup; FedAvg by default."""
 
     def __init__(self, parts: Parts | None = None, setup: Setup | None = None) -> None:
         parts, self.setup = parts or Parts(), setup or Setup()
@@ -91,7 +86,7 @@ class FederatedStrategy(Strategy):
             parts.aggregator or WeightedMean(),
             parts.server_optimizer or SGD(),
             list(parts.transforms.values()),
-            setup.buffers,
+            frozenset(setup.buffers),
             parts.output or Latest(),
             setup.server_model,
             setup.observers,

@@ -70,11 +70,7 @@ _CHECK_EVERY = 10  # iterations between tests for convergence, which wait for th
 
 
 class HarmonizedOptima:
-    """MA-Echo's aggregator: clients' models and projections in, the fused model out.
-
-    Args:
-        method: its settings.
-    """
+    """MA-Echo's aggregator: clients' models and projections in, the fused model out."""
 
     reads = Reads.MODELS
 

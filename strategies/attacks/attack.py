@@ -60,9 +60,7 @@ class Attack(Option, ClientSide):
     def check_method(self, payloads: Collection[str], *, num_classes: int) -> None:
         """Refuse, before round 1, a method or task that the attack cannot act on.
 
-        Args:
-            payloads: that the method's clients send.
-            num_classes: of the task; 0 if it has none.
+        ``payloads`` are those of the method's clients; ``num_classes`` is 0 if the task has none.
         """
         if self.needs_classes and not num_classes:
             raise ConfigError(

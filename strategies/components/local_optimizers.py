@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -124,7 +124,7 @@ class Adam(_OneGradient):
 
     option = "adam"
     section = "local.optimizers.adam"
-    momentum: ClassVar[None] = None
+    momentum = None
 
     betas: Betas = (0.9, 0.999)
     """decays of the first and the second moment"""

@@ -7,7 +7,7 @@ replies; all other parts read the sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,50 +57,35 @@ class Stepped:
     trust: Mapping[int, float]  # by client id, how far a reply counted under a robust aggregator
 
 
+@dataclass(eq=False)
 class ServerStep:
     """observers, transforms -> aggregator -> server optimiser -> output, then every side's reduce.
-
-    Args:
-        sides: the methods' server halves, by name.
-        aggregator: gives Delta.
-        optimizer: gives the new x.
-        transforms: applied in order.
-        buffers: names of tensors that are not trained: they move by the example-weighted mean;
-            sides, aggregator and optimiser do not see them.
-        output: gives the tensors of the output model.
-        server_model: for the parts that run the model.
-        observers: called every round.
 
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.
     """
 
-    def __init__(
-        self,
-        sides: Mapping[str, ServerSide],
-        aggregator: Aggregator,
-        optimizer: ServerOptimizer,
-        transforms: Sequence[ReplyTransform],
-        buffers: Collection[str],
-        output: Output,
-        server_model: ServerModel | None = None,
-        observers: Sequence[Observer] = (),
-        *,
-        summed: bool = False,
-    ) -> None:
-        self.sides = dict(sides)
-        self.aggregator = aggregator
-        self.optimizer = optimizer
-        self.transforms = tuple(transforms)
-        self.buffers = frozenset(buffers)
-        self.output = output
-        self.observers = tuple(observers)
-        self.server_model = self._bind(server_model)
-        self.model_params = dict(server_model.model.named_parameters()) if server_model else {}
+    sides: Mapping[str, ServerSide]  # the methods' server halves, by name
+    aggregator: Aggregator  # gives Delta
+    optimizer: ServerOptimizer  # gives the new x
+    transforms: Sequence[ReplyTransform]  # applied in order
+    # names of tensors that are not trained: they move by the example-weighted mean; sides,
+    # aggregator and optimiser do not see them
+    buffers: frozenset[str]
+    output: Output  # gives the tensors of the output model
+    server_model: ServerModel | None = None  # for the parts that run the model
+    observers: Sequence[Observer] = ()  # called every round
+    summed: bool = False  # the server knows no single reply
+
+    def __post_init__(self) -> None:
+        """Give the model to the parts that run it."""
+        model = self.server_model
+        self.model_params = {} if model is None else dict(model.model.named_parameters())
+        self.server_model = self._bind(model)
         self.output_model: Tensors | None = None
-        self.combining = aggregator if isinstance(aggregator, CombinesReplies) else None
+        self.combining = self.aggregator if isinstance(self.aggregator, CombinesReplies) else None
         self.releases_noise = any(side.leaves != Reads.ALL for side in self.sides.values())
-        self.summed = summed or self.releases_noise
+        self.summed = self.summed or self.releases_noise
 
     def init(self, tensors: Tensors, state: Payloads) -> None:
         """Start from ``tensors``; ``state`` (of :meth:`state_dict`) is restored if not empty."""

@@ -168,13 +168,7 @@ class SecAggPlus(Option):
             )
 
     def send(self, grid: Grid, training: TrainingRound, layout: Layout) -> SecureReplies:
-        """Send a round's messages and return the mean of the replies in place of each.
-
-        Args:
-            grid: Flower's connection to the nodes.
-            training: the round.
-            layout: of the replies.
-        """
+        """Send a round's messages and return the mean of the replies in place of each."""
         wire = SecAggWire(grid, training.timeout, training.number)
         messages = training.messages
         for client, message in messages.items():  # never sent as they are, so no grid gives ids

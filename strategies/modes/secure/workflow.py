@@ -72,8 +72,7 @@ class SecureSum:
     def run(self, contents: Mapping[int, RecordDict]) -> tuple[Vector, set[int]]:
         """Return the mean of the nodes' vectors, and the nodes that are in it.
 
-        Args:
-            contents: by node, of the message that asks it to train.
+        ``contents`` are those of the messages that ask the nodes to train.
 
         Raises:
             NoSumError: if too few clients are left.
