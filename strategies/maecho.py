@@ -75,7 +75,7 @@ class HarmonizedOptima:
     reads = Reads.MODELS
 
     def __init__(self, method: MAEcho) -> None:
-        self.how = method
+        self.how, self.iterations = method, method.iterations
         self.device = None if method.device == "auto" else torch.device(method.device)
 
     @torch.no_grad()
@@ -97,10 +97,10 @@ class HarmonizedOptima:
         how, iterate = self.how, self._iterate(layer, self._initial(layer))
         stride = how.step if how.loop == "released" else 2.0 * how.eta
         iteration, length = 0, float("inf")
-        while iteration < how.iterations and max(length, iterate.remaining) >= how.tolerance:
+        while iteration < self.iterations and max(length, iterate.remaining) >= how.tolerance:
             moved = iterate.iterate(stride)
             iteration += 1
-            if iteration == how.iterations or (how.tolerance and iteration % _CHECK_EVERY == 0):
+            if iteration == self.iterations or (how.tolerance and iteration % _CHECK_EVERY == 0):
                 length = iterate.relative_length(moved)
         clients, width, rank = layer.bases.shape
         message = "MA-Echo: %s of %s clients, rank %s of %s: %s iterations, the last step %.1e of W"

@@ -19,7 +19,7 @@ from fedhet.reproductions.maecho.fusion_path import Neurons, Stage
 from fedhet.strategies.base import Reply, Tensors, local_model
 from fedhet.strategies.fusion.projected_layers import flattened, projected_layers, unflattened
 from fedhet.strategies.fusion.projections import PROJECTIONS
-from fedhet.strategies.maecho import HarmonizedOptima, Released
+from fedhet.strategies.maecho import HarmonizedOptima
 from fedhet.strategies.otfusion import NeuronAlignment
 from fedhet.tasks import Task
 from fedhet.tasks.evaluation import evaluate_model
@@ -49,8 +49,9 @@ def neurons(fusion: Fusion) -> Neurons | None:
     """
     aggregator, params, replies = fusion.aggregator, fusion.params, fusion.replies
     layers = projected_layers(replies)
-    known = isinstance(aggregator.loop, Released) and aggregator.initial in STARTS
-    if not known or aggregator.weights != "uniform" or not layers:
+    how = aggregator.how
+    known = how.loop == "released" and how.initial in STARTS
+    if not known or how.weights != "uniform" or not layers:
         return None
     local = [local_model(params, reply) for reply in replies]
     trained = [local_model(params, reply) for reply in fusion.sent]
@@ -78,7 +79,7 @@ def local_optima(
 ) -> list[dict[str, Tensor]]:
     """Return the clients' models with the V_i as these layers, after so many iterations.
 
-    The aggregator has :class:`Released` as its loop, and an ``initial`` of STARTS.
+    The aggregator has the released loop, and an ``initial`` of STARTS.
     """
     found = [dict(model) for model in local]
     for name in layers:
@@ -95,14 +96,13 @@ def _iterated(
     aggregator: HarmonizedOptima, local: Tensor, projections: Tensor, count: int
 ) -> Tensor:
     """Return V_i (N, out, d), from W_i (N, out, d) and P_i (N, d, d)."""
-    assert isinstance(aggregator.loop, Released)
-    step = aggregator.loop.step
-    model = local[0] if aggregator.initial == "first" else local.mean(0)
+    step = aggregator.how.step
+    model = local[0] if aggregator.how.initial == "first" else local.mean(0)
     optima = local
     for _ in range(count):
         model = model - step * ((model - optima) @ projections).mean(0)
         free = (model - optima) - (model - optima) @ projections
-        if aggregator.loop.normalise:
+        if aggregator.how.normalise:
             free = free / free.norm(dim=2, keepdim=True).clamp_min(1e-12)
         optima = optima + step * free
     return optima

@@ -30,7 +30,7 @@ def test_only_a_run_in_which_a_client_may_be_hostile_warns(words, warns, tmp_pat
 
 def test_a_warning_names_client_payload_and_z_and_explains_itself_once(caplog):
     alarm, report = Alarm(), RoundReport(3)
-    report.take_trust({}, {7: {"update": 19.26, "control-variate": 8.0}})
+    report.alarms = {7: {"update": 19.26, "control-variate": 8.0}}
     with caplog.at_level(logging.WARNING, "flwr"):
         for _ in range(2):
             alarm.on_round(Finished(report, [], None, {}, 9))

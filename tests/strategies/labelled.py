@@ -68,16 +68,17 @@ def context_of(
 ) -> LocalContext:
     """Return a round at a client that has received ``model`` as it is now."""
     received = {name: value.clone() for name, value in model.state_dict().items()}
-    return LocalContext(
+    context = LocalContext(
         model=model,
         received_state=received,
         anchor=received,
         received={},
         data=data,
         round=1,
-        generator=torch.Generator().manual_seed(seed),
         **{"state": {}, "loss": F.cross_entropy, "batch_size": 8, "lr": 0.1, **how},
     )
+    context.generator.manual_seed(seed)
+    return context
 
 
 def upload(client: int, sums: list[list[float]], counts: list[float]) -> Reply:
