@@ -27,43 +27,42 @@ class FedAvg(Method):
     """
 
 
-class FedAvgM(Method):
+class _OtherStep(Method):
+    """FedAvg with another server optimizer, whose parameters are the method's."""
+
+    replaces = frozenset({"server_optimizer"})
+    requires = MappingProxyType({"strategy.server_optimizer": None})
+    optimizer: ClassVar[type[SGD | Adagrad | Adam | Yogi]]
+
+    def parts(self) -> Parts:
+        """Step by the optimizer."""
+        own = {name: getattr(self, name) for name in fields(self.optimizer).keys() - {"lr"}}
+        return Parts(server_optimizer=self.optimizer(lr=self.server_lr, **own))
+
+
+class FedAvgM(_OtherStep):
     """FedAvgM (Hsu et al. 2019): momentum at the server, which damps the swings of small or skewed
     cohorts. The steady step is eta_g / (1 - momentum), by default FedAvg's.
     """
 
-    replaces = frozenset({"server_optimizer"})
-    requires = MappingProxyType({"strategy.server_optimizer": None})
+    optimizer = SGD
 
     server_lr: Annotated[Positive, Key("server.lr")] = 0.1
     momentum: Share = 0.9
     """momentum of the mean update"""
 
-    def parts(self) -> Parts:
-        """Step by SGD with momentum."""
-        return Parts(server_optimizer=SGD(lr=self.server_lr, momentum=self.momentum))
 
-
-class _Adaptive(Method):
+class _Adaptive(_OtherStep):
     """What FedAdagrad, FedAdam and FedYogi share.
 
     The mean update is divided by its running size, so a ``server_lr`` of 1 diverges.
     """
-
-    replaces = frozenset({"server_optimizer"})
-    requires = MappingProxyType({"strategy.server_optimizer": None})
-    optimizer: ClassVar[type[Adagrad | Adam | Yogi]]
 
     server_lr: Annotated[Positive, Key("server.lr")] = 0.03
     beta1: Share = 0.9
     """decay of the first moment"""
     tau: Positive = 0.001
     """adaptivity: added to the root of the second moment"""
-
-    def parts(self) -> Parts:
-        """Step by the optimizer."""
-        own = {name: getattr(self, name) for name in fields(self.optimizer).keys() - {"lr"}}
-        return Parts(server_optimizer=self.optimizer(lr=self.server_lr, **own))
 
 
 class FedAdagrad(_Adaptive):
