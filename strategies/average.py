@@ -14,7 +14,7 @@ from types import MappingProxyType
 from torch import Tensor
 
 from fedhet.strategies.base import Reads, Reply, Tensors
-from fedhet.strategies.fusion.projected_layers import local_models, masked_classifier
+from fedhet.strategies.fusion.projections import local_models, masked_classifier
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.statistics.class_counts import class_count_parts

@@ -59,7 +59,7 @@ from fedhet.common.kinds import Count, NotNegative, Positive, Seed, Share, Two, 
 from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.components.aggregators import mean_of
 from fedhet.strategies.components.local_optimizers import SGD, Adam
-from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits, require_logits
+from fedhet.strategies.ensemble import MeanLogits, mean_logits, require_logits
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.round.server_model import ServerModel

@@ -48,16 +48,16 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Device, NotNegative, Positive, Seed, ShareAboveZero, Whole
 from fedhet.strategies.base import Reads, Reply, Tensors
 from fedhet.strategies.fusion.maecho_iterates import Cumulative, FromLocal, Iterate, Normalised
-from fedhet.strategies.fusion.projected_layers import (
+from fedhet.strategies.fusion.projections import (
     Layer,
     Projections,
+    bias_of,
     local_models,
     masked_classifier,
     projected_layers,
     read_layer,
     unflattened,
 )
-from fedhet.strategies.fusion.projections import bias_of
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.regmean import regression_mean

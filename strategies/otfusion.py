@@ -38,8 +38,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.average import MaskedMean
 from fedhet.strategies.base import Reads, Reply, Tensors, local_model, subtract
 from fedhet.strategies.fusion.layer_chain import Chain, ChainServer, Link, read_chain, reordered
-from fedhet.strategies.fusion.projected_layers import flattened
-from fedhet.strategies.fusion.projections import PROJECTIONS, SCALES
+from fedhet.strategies.fusion.projections import PROJECTIONS, SCALES, flattened
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
 from fedhet.strategies.statistics.class_counts import class_count_parts

@@ -46,8 +46,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.fusion.grown_network import BIAS_MEAN, GrownNetwork, Matching, spread
 from fedhet.strategies.fusion.layer_chain import Link
-from fedhet.strategies.fusion.projected_layers import flattened
-from fedhet.strategies.fusion.projections import bias_of
+from fedhet.strategies.fusion.projections import bias_of, flattened
 from fedhet.strategies.parts import Parts
 
 

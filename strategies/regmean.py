@@ -27,7 +27,8 @@ from torch import Tensor
 
 from fedhet.common.kinds import Share
 from fedhet.strategies.base import Reads, Reply, Tensors
-from fedhet.strategies.fusion.projected_layers import (
+from fedhet.strategies.fusion.projections import (
+    PROJECTIONS,
     Layer,
     Projections,
     local_models,
@@ -36,7 +37,6 @@ from fedhet.strategies.fusion.projected_layers import (
     read_layer,
     unflattened,
 )
-from fedhet.strategies.fusion.projections import PROJECTIONS
 from fedhet.strategies.method import ONE_SHOT, Method
 from fedhet.strategies.parts import Parts
 

@@ -17,8 +17,12 @@ from fedhet.common.errors import ConfigError
 from fedhet.reproductions.maecho.flat_model import Batches
 from fedhet.reproductions.maecho.fusion_path import Neurons, Stage
 from fedhet.strategies.base import Reply, Tensors, local_model
-from fedhet.strategies.fusion.projected_layers import flattened, projected_layers, unflattened
-from fedhet.strategies.fusion.projections import PROJECTIONS
+from fedhet.strategies.fusion.projections import (
+    PROJECTIONS,
+    flattened,
+    projected_layers,
+    unflattened,
+)
 from fedhet.strategies.maecho import HarmonizedOptima
 from fedhet.strategies.otfusion import NeuronAlignment
 from fedhet.tasks import Task

@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, LocalOptimizer, ServerSide, Tensors
-from fedhet.strategies.fusion.projected_layers import flattened, unflattened
-from fedhet.strategies.fusion.projections import bias_of
+from fedhet.strategies.fusion.projections import bias_of, flattened, unflattened
 from fedhet.strategies.statistics.class_counts import HEAD
 
 _LAYERS = (nn.Linear, nn.Conv2d)

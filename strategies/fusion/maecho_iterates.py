@@ -34,7 +34,7 @@ from cvxopt import matrix, solvers
 from flwr.common.logger import log
 from torch import Tensor
 
-from fedhet.strategies.fusion.projected_layers import Layer
+from fedhet.strategies.fusion.projections import Layer
 
 
 class Iterate(ABC):

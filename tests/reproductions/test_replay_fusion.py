@@ -25,7 +25,7 @@ from fedhet.reproductions.maecho.neuron_matching import local_optima
 from fedhet.reproductions.maecho.neuron_plot import neurons
 from fedhet.reproductions.subprocess_call import CallError
 from fedhet.strategies.base import local_model
-from fedhet.strategies.fusion.projected_layers import projected_layers
+from fedhet.strategies.fusion.projections import projected_layers
 from fedhet.strategies.maecho import HarmonizedOptima, MAEcho
 from fedhet.strategies.round.client_snapshots import FILE
 from fedhet.tasks.evaluation import evaluate_model

@@ -22,8 +22,7 @@ from fedhet.strategies.dense import (
     generate,
     statistics_gaps,
 )
-from fedhet.strategies.ensemble import AllClients, Ensemble
-from fedhet.strategies.fusion.mean_logits import MeanLogits, mean_logits
+from fedhet.strategies.ensemble import AllClients, Ensemble, MeanLogits, mean_logits
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
 from tests.strategies.sides import parts_of

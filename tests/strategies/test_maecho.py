@@ -5,7 +5,7 @@ import torch
 
 from fedhet.strategies.base import Reply
 from fedhet.strategies.fusion.maecho_iterates import min_norm_weights
-from fedhet.strategies.fusion.projected_layers import masked_classifier
+from fedhet.strategies.fusion.projections import masked_classifier
 from fedhet.strategies.maecho import HarmonizedOptima, MAEcho
 from tests.federation import federate
 from tests.strategies.fusion.test_projections import draw

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedhet.strategies.fusion.input_statistics import SecondMoment, Spectrum
-from fedhet.strategies.fusion.projected_layers import Layer
+from fedhet.strategies.fusion.projections import Layer
 from fedhet.strategies.regmean import RegressionMean, regression_mean
 from tests.strategies.fusion.test_projections import draw
 from tests.strategies.test_maecho import replies_of

@@ -12,8 +12,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.average import Average
 from fedhet.strategies.base import Reply
 from fedhet.strategies.fusion.layer_chain import read_chain, reordered
-from fedhet.strategies.fusion.projected_layers import Projections
-from fedhet.strategies.fusion.projections import ProjectionClient
+from fedhet.strategies.fusion.projections import ProjectionClient, Projections
 from fedhet.strategies.maecho import MAEcho
 from fedhet.strategies.otfusion import NeuronAlignment, transport
 from fedhet.strategies.regmean import RegMean, RegressionMean

@@ -10,8 +10,7 @@ from fedhet.strategies.base import LocalContext, LocalSummary, RefusedReplyError
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.fusion import input_statistics as statistics
 from fedhet.strategies.fusion.maecho_iterates import Inputs
-from fedhet.strategies.fusion.projected_layers import Projections
-from fedhet.strategies.fusion.projections import ProjectionClient
+from fedhet.strategies.fusion.projections import ProjectionClient, Projections
 from tests.federation import TensorBatches
 from tests.strategies.sides import check_side, client_side, server_side
 
