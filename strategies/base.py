@@ -238,12 +238,9 @@ class Step:
 
 
 class LocalOptimizer:
-    """Takes local steps; started afresh every round.
+    """Takes local steps; started afresh every round."""
 
-    Attributes:
-        momentum: of the ``stateful`` tensors; None where a step is no sum of gradients (Adam).
-    """
-
+    # of the ``stateful`` tensors; None where a step is no sum of gradients (Adam)
     momentum: float | None
 
     @property
@@ -273,39 +270,31 @@ class ClientSide:
 
     A side may keep values on ``self`` from ``begin`` to ``end``; values that must outlive the
     round go into ``context.state``.
-
-    Attributes:
-        needs: payloads that the server must broadcast.
-        sends: payloads that ``end`` returns or ``upload`` adds.
-        per_example: the sent payloads that are sums over the client's examples.
-        private: the sent payloads that the side itself clips and adds noise to.
-        clips: whether ``upload`` clips all payloads that are not ``per_example``.
-        measures: names that it gives to ``context.measure``; other numbers are refused.
-        dtypes: of the sent payloads that are neither float32 nor of the model's type.
-        counts: names of the tensors in its payloads that count examples: the server refuses a reply
-            in which one is not a whole number from 0 to n_i.
-        compressible: payloads, sent or needed, that strategy/compression may change as it does
-            updates and models: floats by parameter name, in the parameters' shapes. The server
-            adds up a sent one from round to round, and names it in ``expected``. Statistics do
-            not qualify.
-        by_class: whether it works by class, and so needs classification.
-        moves_start: whether ``begin`` may let the client start elsewhere than at x.
-        own_state: keys of the client state from which, with the model, ``own_model`` can be made.
-            fedhet-evaluate and fedhet-export then make it after the run, with the shared model
-            in place of y_i. If empty, ``own_model`` exists only right after training.
     """
 
-    needs: frozenset[str] = frozenset()
-    sends: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()  # payloads that the server must broadcast
+    sends: frozenset[str] = frozenset()  # payloads that ``end`` returns or ``upload`` adds
+    # the sent payloads that are sums over the client's examples
     per_example: frozenset[str] = frozenset()
+    # the sent payloads that the side itself clips and adds noise to
     private: frozenset[str] = frozenset()
-    clips: bool = False
+    clips: bool = False  # whether ``upload`` clips all payloads that are not ``per_example``
+    # names that it gives to ``context.measure``; other numbers are refused
     measures: frozenset[str] = frozenset()
+    # of the sent payloads that are neither float32 nor of the model's type
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+    # names of the tensors in its payloads that count examples: the server refuses a reply in which
+    # one is not a whole number from 0 to n_i
     counts: frozenset[str] = frozenset()
+    # payloads, sent or needed, that strategy/compression may change as it does updates and models:
+    # floats by parameter name, in the parameters' shapes. The server adds up a sent one from round
+    # to round, and names it in ``expected``. Statistics do not qualify
     compressible: frozenset[str] = frozenset()
-    by_class: bool = False
-    moves_start: bool = False
+    by_class: bool = False  # whether it works by class, and so needs classification
+    moves_start: bool = False  # whether ``begin`` may let the client start elsewhere than at x
+    # keys of the client state from which, with the model, ``own_model`` can be made: then
+    # fedhet-evaluate and fedhet-export make it after the run, with the shared model in place of
+    # y_i. If empty, ``own_model`` exists only right after training
     own_state: frozenset[str] = frozenset()
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
@@ -348,16 +337,13 @@ class ClientSide:
 
 
 class ServerPart:
-    """A part of the server's step with a state: a server side, optimizer or robust aggregator.
+    """A part of the server's step with a state: a server side, optimizer or robust aggregator."""
 
-    Attributes:
-        kept: names of its attributes, each tensors by name, that must survive a restart.
-        coupled_state: keys of the client state from which its state is computed, as c from all c_i.
-            When a client loses its state, ``init`` is called again and all clients drop these keys.
-            This happens once per client: if it loses its state again, its replies are rejected.
-    """
-
+    # names of its attributes, each tensors by name, that must survive a restart
     kept: tuple[str, ...] = ()
+    # keys of the client state from which its state is computed, as c from all c_i. When a client
+    # loses its state, ``init`` is called again and all clients drop these keys. This happens once
+    # per client: if it loses its state again, its replies are rejected
     coupled_state: frozenset[str] = frozenset()
 
     def init(self, params: Tensors) -> None:
@@ -374,22 +360,17 @@ class ServerPart:
 
 
 class ServerSide(ServerPart):
-    """A method's server half; every hook does nothing by default.
+    """A method's server half; every hook does nothing by default."""
 
-    Attributes:
-        needs: payloads that the clients must send.
-        sends: payloads that ``broadcast`` returns.
-        adds: payloads that ``receive`` adds to the replies, to be summed with the others.
-        reads: what it reads of the replies; Reads.REPLIES by default if it overrides ``receive``.
-            If no part reads replies, the server adds up each one and frees it.
-        leaves: what the other parts may read after ``release``. If that is only the sum, the sum
-            has noise, and nobody takes the place of a client that is not connected.
-    """
-
-    needs: frozenset[str] = frozenset()
-    sends: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()  # payloads that the clients must send
+    sends: frozenset[str] = frozenset()  # payloads that ``broadcast`` returns
+    # payloads that ``receive`` adds to the replies, to be summed with the others
     adds: frozenset[str] = frozenset()
+    # what it reads of the replies; Reads.REPLIES by default if it overrides ``receive``. If no part
+    # reads replies, the server adds up each one and frees it
     reads: Reads = Reads.SUM
+    # what the other parts may read after ``release``. If that is only the sum, the sum has noise,
+    # and nobody takes the place of a client that is not connected
     leaves: Reads = Reads.ALL
 
     def __init_subclass__(cls) -> None:

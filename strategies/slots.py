@@ -88,14 +88,11 @@ class SumAggregator(Protocol):
 
 
 class CombinesReplies(ServerPart):
-    """A SumAggregator that replaces the whole sum of the replies, such as a robust one.
-
-    Attributes:
-        trust: how far each reply of the last round counted, by client id: 1 as in the plain mean
-            or more; 0 not at all.
-    """
+    """A SumAggregator that replaces the whole sum of the replies, such as a robust one."""
 
     weighting: ClassVar[Weighting] = "clients"
+    # how far each reply of the last round counted, by client id: 1 as in the plain mean or more; 0
+    # not at all
     trust: dict[int, float]
 
     @property
