@@ -29,8 +29,8 @@ class LocalTrainingConfig:
     drop_last: bool = False  # leave out a last, smaller batch (FedPVR's released loaders do)
     clip: float | None = None  # maximum L2 norm of the corrected gradient; None does not clip
     autocast: bool = False  # compute the forward pass in bfloat16
-    # where round 1 starts: the model as "received", or random numbers of the client's "own" (one-
-    # shot methods)
+    # where round 1 starts: the model as "received", or random numbers of the client's "own"
+    # (one-shot methods)
     initial: Literal["received", "own"] = "received"
     # the folder of a run of the same training that kept its clients' models: they take the place of
     # training

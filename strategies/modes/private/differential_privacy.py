@@ -171,12 +171,12 @@ class CentralPrivacy(ServerSide):
         longer = total.rounding * math.sqrt(sum(array.size for array in arrays))
         self.sensitivity = self.norm.value + longer
         seed = np.random.SeedSequence([self.privacy.seed, self.rounds, _STREAM])
-        with noise_from(seed if self.privacy.reproducible_noise else None) as noise:
-            for array in arrays:
-                array += noise(self.multiplier * self.sensitivity / self.size, array.shape)
-            if self.norm.adaptive:
-                unclipped = float(total.payloads[NORM_BIT][UNCLIPPED])
-                self.norm.move(unclipped, count, self.size, noise if self.z > 0 else None)
+        noise = noise_from(seed if self.privacy.reproducible_noise else None)
+        for array in arrays:
+            array += noise(self.multiplier * self.sensitivity / self.size, array.shape)
+        if self.norm.adaptive:
+            unclipped = float(total.payloads[NORM_BIT][UNCLIPPED])
+            self.norm.move(unclipped, count, self.size, noise if self.z > 0 else None)
         self.rounds += 1
         return copies(with_arrays(mean, arrays), self.size)
 

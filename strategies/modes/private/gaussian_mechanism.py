@@ -173,14 +173,12 @@ def seeded_numpy(seed: np.random.SeedSequence | None) -> Iterator[None]:
         np.random.set_state(state)  # noqa: NPY002
 
 
-@contextmanager
-def noise_from(seed: np.random.SeedSequence | None) -> Iterator[Noise]:
-    """Yield a source of Gaussian noise: hidden for None, else repeatable from the seed."""
+def noise_from(seed: np.random.SeedSequence | None) -> Noise:
+    """Return a source of Gaussian noise: hidden for None, else repeatable from the seed."""
     if seed is None:
-        yield hidden_noise
-        return
-    with seeded_numpy(seed):
-        yield lambda stddev, shape: np.asarray(np.random.normal(0, stddev, shape))  # noqa: NPY002
+        return hidden_noise
+    drawn = np.random.RandomState(seed.generate_state(4))
+    return lambda stddev, shape: np.asarray(drawn.normal(0, stddev, shape))
 
 
 def hidden_noise(stddev: float, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -94,8 +94,8 @@ class LocalPrivacyClient(ClientSide):
         """Return the reply with noise; raise ConfigError if buffers would leave without it."""
         require_no_buffers({"": self}, reply.buffers)
         short, _ = clip(reply, self.privacy.clipping_norm)
-        with noise_from(seed if self.privacy.reproducible_noise else None) as noise:
-            noised = [a + noise(self.privacy.noise, a.shape) for a in arrays_of(short)]
+        noise = noise_from(seed if self.privacy.reproducible_noise else None)
+        noised = [a + noise(self.privacy.noise, a.shape) for a in arrays_of(short)]
         metrics = {name: reply.metrics[name] for name in _NEEDED if name in reply.metrics}
         return replace(with_arrays(short, noised), metrics=metrics)
 
