@@ -36,6 +36,10 @@ from torch import Tensor
 
 from fedhet.strategies.fusion.projections import Layer
 
+_OPTIONS = {"show_progress": False, "abstol": 1e-12, "reltol": 1e-12, "feastol": 1e-12}
+_MAX_GAP = 1e-6  # where rounding stops cvxopt above its tolerance; the default tolerance is 1e-7
+_ZERO_EIGENVALUE = 1e-12
+
 
 class Iterate(ABC):
     """W and the V_i of one layer, W = ``start`` (out, d) and V_i = W_i at first.
@@ -178,10 +182,6 @@ class Normalised(Iterate):
         return super().result() - self.span.inputs.unfold(self.inside.mean(0)) - outside
 
 
-_OPTIONS = {"show_progress": False, "abstol": 1e-12, "reltol": 1e-12, "feastol": 1e-12}
-_MAX_GAP = 1e-6  # where rounding stops cvxopt above its tolerance; the default tolerance is 1e-7
-
-
 def min_norm_weights(gram: Tensor, cap: float) -> Tensor:
     """Return alpha (N,), with the dtype and device of the Gram matrix (N, N); ``cap`` is C.
 
@@ -210,9 +210,6 @@ def min_norm_weights(gram: Tensor, cap: float) -> Tensor:
         else:
             log(WARNING, "MA-Echo: cvxopt did not solve eq. 6; the weights are uniform")
     return torch.as_tensor(alpha, dtype=gram.dtype, device=gram.device)
-
-
-_ZERO_EIGENVALUE = 1e-12
 
 
 @dataclass(frozen=True)

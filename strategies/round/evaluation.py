@@ -16,6 +16,9 @@ from fedhet.strategies.wire.border import decode_evaluation
 from fedhet.strategies.wire.messages import timeout_of
 from fedhet.strategies.wire.records import UNASKED, config_of, matched, no_reply
 
+_RECEIVED = ("received-", "personal-test-", "personal-")  # prefixes in train replies
+_SCORES = ("loss", "accuracy")
+
 
 @dataclass(frozen=True)
 class EvaluationRound:
@@ -76,10 +79,6 @@ def valid_evaluations(
     for failure in failures:
         log(WARNING, "%s", failure)
     return [rows[client] for client in sorted(rows)], failures
-
-
-_RECEIVED = ("received-", "personal-test-", "personal-")  # prefixes in train replies
-_SCORES = ("loss", "accuracy")
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,11 @@ from fedhet.strategies.base import Reply, ReplySum, Tensors
 from fedhet.strategies.round.exact_sum import norms_of
 from fedhet.strategies.wire.records import UPDATE
 
+LEAST = 4  # replies: one of three may well be far from the two others
+LIMIT = 6.0
+_MAD = 1.4826  # MAD of a normal distribution in its standard deviations, inverse
+_FLOOR = 0.5
+
 
 def norm(tensors: Tensors) -> float:
     """Return the L2 norm of all tensors as one vector; 0 without tensors."""
@@ -83,12 +88,6 @@ def step_norm(total: ReplySum, update: Tensors) -> dict[str, float]:
     return {"step_norm": norm(update)} if update else {}
 
 
-LEAST = 4  # replies: one of three may well be far from the two others
-LIMIT = 6.0
-_MAD = 1.4826  # MAD of a normal distribution in its standard deviations, inverse
-_FLOOR = 0.5
-
-
 def standing_out(replies: Sequence[Reply]) -> dict[int, dict[str, float]]:
     """Return z above the limit by client id, and by what stands out: the update, or a payload.
 
@@ -96,9 +95,9 @@ def standing_out(replies: Sequence[Reply]) -> dict[int, dict[str, float]]:
     """
     lengths = {UPDATE: {reply.client_id: reply.norm for reply in replies}}
     for reply in replies:
-        for name, norm in reply.norms.payloads.items():
+        for name, length in reply.norms.payloads.items():
             each = reply.num_examples if name in reply.per_example else 1
-            lengths.setdefault(name, {})[reply.client_id] = norm / each
+            lengths.setdefault(name, {})[reply.client_id] = length / each
     found: dict[int, dict[str, float]] = {}
     for name, norms in lengths.items():
         for client, z in _outliers(norms).items():
