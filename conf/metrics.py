@@ -146,7 +146,7 @@ def _sent(strategy: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 def hides_scores(strategy: Mapping[str, Any]) -> str | None:
     """Return what keeps a single client's scores from the server, as a word; None: nothing."""
     privacy = strategy.get("differential_privacy") or {}
-    if str(privacy.get("_target_")).endswith(".differential_privacy.Local"):
+    if str(privacy.get("_target_")).endswith(".local_privacy.Local"):
         return _LOCAL
     return "strategy/secure_aggregation" if strategy.get("secure_aggregation") else None
 
