@@ -231,6 +231,11 @@ def _check_unseen(values: Mapping[str, Any]) -> None:
             "clients expected in a round, as if all could train; set partition.unseen=[], or "
             "strategy/differential_privacy=none"
         )
+    if unseen and (values["strategy"].get("secure_aggregation") or {}).get("find_spoilers"):
+        raise ConfigError(
+            f"partition.unseen={list(unseen)}: strategy.secure_aggregation.find_spoilers=true "
+            "searches among all clients; set it to false, or partition.unseen=[]"
+        )
 
 
 def _unseen(values: Mapping[str, Any]) -> set[int | str]:

@@ -19,7 +19,7 @@ from fedhet.strategies.wire.tensor_files import below, load_tensors, prepare_ten
 
 _KEPT = 2  # the last one, and one more in case the disk fails under it
 _PLAIN = ("round", "experiment", "failed_rounds", "restarted")  # of the state
-_OF_MODES = ("clock", "in_flight")
+_OF_MODES = ("clock", "in_flight", "spoilers")
 _BY_CLIENT = ("committed", "personal", "durable")  # JSON has no whole numbers as keys
 
 

@@ -33,7 +33,9 @@ from fedhet.strategies.components.server_optimizers import SGD
 from fedhet.strategies.modes.asynchronous import Asynchronous
 from fedhet.strategies.modes.live_clients import LiveClients
 from fedhet.strategies.modes.private.clipping import require_no_buffers
+from fedhet.strategies.modes.secure.aggregation import SecureReplies
 from fedhet.strategies.modes.secure.reply_vector import Layout
+from fedhet.strategies.modes.secure.spoilers import Search, searched
 from fedhet.strategies.modes.secure.workflow import LEAST
 from fedhet.strategies.modes.simulated_clients import SimulatedClients
 from fedhet.strategies.modes.systems import SystemClients
@@ -164,7 +166,7 @@ class FederatedStrategy(Strategy):
                 report, trained, metrics = self._train(grid, round, arrays, train_config)
                 if trained is not None and metrics is not None:
                     arrays, result.train_metrics_clientapp[round] = trained, metrics
-                failed = failed + 1 if self.state.failed_rounds else 0
+                failed = failed + 1 if self.state.failed_rounds and not report.searching else 0
                 if failed:
                     least = self.server_step.least_replies
                     report.fatal = report.error_of_failed(failed, self.federation, least)
@@ -367,6 +369,8 @@ class FederatedStrategy(Strategy):
             self.secure_aggregation.check(num_clients)
             self._layout(initial)
         self._availability = ClientAvailability(registry, self.federation)
+        if self._secure_finds_spoilers:
+            self._hold_back(self._search)
 
     def _train(
         self, grid: Grid, round: int, arrays: ArrayRecord, config: ConfigRecord
@@ -384,8 +388,32 @@ class FederatedStrategy(Strategy):
             replies = send_round(grid, training, self.server_step.single_check, own=own)
         trained, metrics = self.aggregate_train(round, replies)
         replies.complete(training.report)
+        if isinstance(replies, SecureReplies) and self._secure_finds_spoilers:
+            self._hold_back(searched(self._search, replies, self.num_clients, self._least_clients))
         training.report.seconds = time.perf_counter() - began
         return training.report, trained, metrics
+
+    @property
+    def _secure_finds_spoilers(self) -> bool:
+        return self.secure_aggregation is not None and self.secure_aggregation.find_spoilers
+
+    @property
+    def _search(self) -> Search:
+        return Search.of(self.state.spoilers)
+
+    def _hold_back(self, search: Search) -> None:
+        """Let the next round do without clients that spoil secure sums, or may."""
+        self.state.spoilers = dict(vars(search))
+        held = search.left_out(self.num_clients, self._least_clients)
+        self.availability.held_back = held
+
+    @property
+    def _least_clients(self) -> int:
+        """How many clients must be there for a secure round to have enough."""
+        size = self.num_clients
+        needed = max(LEAST, self.federation.min_replies, self.server_step.least_replies)
+        enough = (n for n in range(1, size) if most_clients(self.sampler, n) >= needed)
+        return next(enough, size)
 
     def _selector(self, asynchronous: Asynchronous | None) -> Selector:
         """Return what selects the clients: a mode, or the sampler alone."""

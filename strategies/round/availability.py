@@ -33,13 +33,19 @@ class ClientAvailability:
 
     def __init__(self, registry: ClientRegistry, federation: FederationConfig) -> None:
         self.registry, self._federation = registry, federation
-        self.absent: frozenset[int] = frozenset()  # not connected at the last refresh
+        self.held_back: frozenset[int] = frozenset()  # the rounds do without them
+        self._gone: frozenset[int] = frozenset()
         self._asked: dict[int, Message] = {}  # the questions, by late node
         self._refused: set[int] = set()
 
     @property
+    def absent(self) -> frozenset[int]:
+        """The clients that were not connected at the last refresh, or are held back."""
+        return self._gone | self.held_back
+
+    @property
     def present(self) -> Sequence[int]:
-        """The clients that were connected at the last refresh, in order."""
+        """The clients that were connected at the last refresh, and are not held back, in order."""
         size = len(self.registry)
         if not self.absent and len(self.registry.nodes) == size:
             return range(size)
@@ -106,10 +112,10 @@ class ClientAvailability:
         connected = set(nodes)
         self._admit(grid, connected)
         nodes, clients = self.registry.nodes, range(len(self.registry))
-        absent = frozenset(client for client in clients if nodes.get(client) not in connected)
-        if absent != self.absent:
-            log(WARNING, "clients that are not connected: %s", sorted(absent) or "none")
-        self.absent = absent
+        gone = frozenset(client for client in clients if nodes.get(client) not in connected)
+        if gone != self._gone:
+            log(WARNING, "clients that are not connected: %s", sorted(gone) or "none")
+        self._gone = gone
         return len(self.trainers)
 
     def _admit(self, grid: Grid, connected: set[int]) -> None:

@@ -32,7 +32,8 @@ class RoundReport:
         self.lr = 0.0  # the local learning rate
         self.clients: Sequence[int] = ()  # whose replies were aggregated
         self.names: Mapping[int, str] = {}  # of the clients that have one
-        self.absent: Sequence[int] = ()  # clients that were not connected when the round began
+        # clients that were not connected when the round began, or that secure rounds do without
+        self.absent: Sequence[int] = ()
         self.dropped: Sequence[int] = ()  # of a simulated system: asked, but they never answer
         self.late: Sequence[int] = ()  # the same: they answer after the round's end
         self.staleness: Sequence[int] = ()  # of asynchronous rounds: steps since each started
@@ -51,6 +52,7 @@ class RoundReport:
         self.client_evaluation: Mapping[str, float] = {}
         # with evaluation.per_client: by the name of a mean in the row, each client's value by id
         self.per_client: dict[str, dict[int, float]] = {}
+        self.searching = False  # the round failed, and has narrowed down by whom
         self.fatal: Exception | None = None  # the run ends with this round
 
     def take_selection(self, selection: Selection) -> None:
@@ -165,6 +167,8 @@ class StrategyState(ClientVersions):
     clock: float = 0.0  # simulated seconds
     # of asynchronous rounds: version and end of the clients that train, by client id as text
     in_flight: dict[str, list[float]] = field(default_factory=dict)
+    # of secure rounds: the search for clients that spoil sums (modes/secure/spoilers.py)
+    spoilers: dict[str, Any] = field(default_factory=dict)
     # by client id, the scores of its own model when it was last trained
     personal: dict[int, dict[str, float]] = field(default_factory=dict)
     # the state of every side and of the server optimiser, by "<owner>/<group>"

@@ -13,9 +13,9 @@ strategies/modes/secure/workflow.py. The five exchanges are:
     unmask                   the neighbours send the shares that remove the masks from the sum
 
 v_i is the client's reply as one vector (strategies/modes/secure/reply_vector.py). The mean of all
-vectors comes back as the reply of each client. If a client sent noise, the sum shows it, and the
-round fails: nobody can tell which client it was. Replies travel as numbers of 32 bits instead of
-64, and without the example counts that Flower's mod sends unmasked.
+vectors comes back as the reply of each client. If a client sent a wrong vector, the sum shows it,
+and is rejected. Replies travel as numbers of 32 bits instead of 64, and without the example counts
+that Flower's mod sends unmasked.
 
 A client refuses to send NaN or Inf, because nobody can see them behind masks. It cuts off numbers
 beyond ``clipping_range``; ``clipped_share`` in metrics.jsonl is their share, and the server warns
@@ -54,7 +54,7 @@ from fedhet.common.kinds import Count, Says, ShareAboveZero
 from fedhet.strategies.base import RefusedReplyError, Reply
 from fedhet.strategies.modes.private.gaussian_mechanism import seeded_numpy
 from fedhet.strategies.modes.secure.exchanges import SecAggWire, error_reply
-from fedhet.strategies.modes.secure.reply_vector import CLIPPED, Layout, NoSumError, Vector
+from fedhet.strategies.modes.secure.reply_vector import CLIPPED, Layout, Vector
 from fedhet.strategies.modes.secure.shares import (
     CHECK_SHARES,
     PAIRWISE_SEEDS,
@@ -63,7 +63,12 @@ from fedhet.strategies.modes.secure.shares import (
     reveal_seeds,
     take_ciphertexts,
 )
-from fedhet.strategies.modes.secure.workflow import LEAST, SecureSum
+from fedhet.strategies.modes.secure.workflow import (
+    LEAST,
+    NoSumError,
+    SecureSum,
+    SpoiltSumError,
+)
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound
 from fedhet.strategies.wire.records import METRICS, PARAMS, UPDATE, to_metrics, to_record
@@ -82,6 +87,7 @@ class SecureReplies(RoundReplies):
     failures: Sequence[str]  # why a client failed whose vector was in the sum already
     bytes_down: int  # of arrays and of the protocol, sent
     bytes_up: int  # the same, received
+    spoilt: Sequence[int] = ()  # clients whose vectors add up to something else than replies do
 
     def complete(self, report: RoundReport) -> None:
         """Add the bytes of all exchanges, and the failures."""
@@ -119,6 +125,9 @@ class SecAggPlus(Option):
     """steps between -R and R; null: as many as 32 bits allow for a round's sum"""
     max_examples: Count = 10_000
     """the most examples that a client may have"""
+    find_spoilers: bool = True
+    """where a client's masked vector is noise, so that there is no sum, the next rounds leave half
+    of the suspects out, until it is found, and go on without it; false: such rounds fail"""
 
     def steps(self, size: int) -> int:
         """Return the number of steps in [-R, R] for a sum of ``size`` clients.
@@ -151,13 +160,23 @@ class SecAggPlus(Option):
                 f"clients={num_clients} is not enough: a secure sum needs at least {LEAST}; set "
                 f"clients higher, or {KEY}=none"
             )
-        text = (
-            "The server sees sums alone (strategy/secure_aggregation). It does not notice a client "
-            "that sends wrong numbers within +-%g. If one sends noise, the round fails, and nobody "
-            "can tell which client it was. A round also fails if fewer than %.0f%% of its clients "
-            "stay to its end, or fewer than %s"
+        log(INFO, "%s", self._limits())
+
+    def _limits(self) -> str:
+        """Return what a run does not survive, or does not notice."""
+        searched = (
+            "the next rounds leave suspects out until they have found it, and the run goes on "
+            "without it"
+            if self.find_spoilers
+            else "all rounds with it fail (strategy.secure_aggregation.find_spoilers=true finds it)"
         )
-        log(INFO, text, self.clipping_range, 100 * self.reconstruction_threshold, LEAST)
+        return (
+            "The server sees sums alone (strategy/secure_aggregation). It does not notice a client "
+            f"that sends wrong numbers within +-{self.clipping_range:g}. If one sends noise, the "
+            f"round fails, and nobody can tell which client it was; {searched}. A round also fails "
+            f"if fewer than {self.reconstruction_threshold:.0%} of its clients stay to its end, or "
+            f"fewer than {LEAST}"
+        )
 
     def check_client(self, num_examples: int) -> None:
         """Reject, at the client, more examples than ``max_examples``."""
@@ -177,11 +196,16 @@ class SecAggPlus(Option):
         try:
             secure = SecureSum(wire, self._setup(len(nodes)), len(layout))
             mean, summed = secure.run({node: message.content for node, message in nodes.items()})
-            found = layout.unpack(mean, len(summed), self.step(len(nodes)))
+            try:
+                found = layout.unpack(mean, len(summed), self.step(len(nodes)))
+            except ValueError as error:
+                raise SpoiltSumError(str(error), summed) from None
         except NoSumError as error:
             why, wire_bytes = f"no secure sum: {error}", (wire.bytes_down, wire.bytes_up)
             failed = [error_reply(m, wire.lost.get(n, why)) for n, m in nodes.items()]
-            return SecureReplies(training, failed, [], *wire_bytes)
+            inside = error.summed if isinstance(error, SpoiltSumError) else ()
+            spoilt = [c for c, m in messages.items() if m.metadata.dst_node_id in inside]
+            return SecureReplies(training, failed, [], *wire_bytes, spoilt)
         self._warn_of_cuts(training.number, found, layout.cut_metrics(mean, len(summed)))
         sent = {UPDATE: {**found.update, **found.buffers}, **found.payloads}
         records = {name: to_record(tensors) for name, tensors in sent.items()}  # serialised once

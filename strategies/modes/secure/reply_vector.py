@@ -53,10 +53,6 @@ _COUNTS = 4  # numbers at the vector's start: 1, and the means of n, K and the s
 Vector = NDArray[np.float64]
 
 
-class NoSumError(Exception):
-    """A round without a sum; the message says why."""
-
-
 @dataclass(frozen=True)
 class Layout:
     """Positions of the numbers of a reply in its vector."""
@@ -146,12 +142,12 @@ class Layout:
             tolerance: a client's numbers are multiples of it.
 
         Raises:
-            NoSumError: if this is no mean of vectors: the first number is not 1.
+            ValueError: if this is no mean of vectors: the first number is not 1.
         """
         mean = np.where(np.abs(mean) < 0.5 * tolerance / size, 0.0, mean)  # exact zeros
         ones, share, steps, step_size = (float(value) for value in mean[:_COUNTS])
         if len(mean) != len(self) or not abs(ones - 1.0) <= tolerance or not share > 0.0:
-            raise NoSumError(
+            raise ValueError(
                 f"this is no mean of {len(self)} numbers of each client: it has {len(mean)} "
                 f"numbers, and the first is {ones:.4g} instead of 1"
             )

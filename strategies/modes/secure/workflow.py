@@ -15,7 +15,7 @@ sent it, and only that client:
                     that they share with it, and its vector is left out
 
 Nobody can check a masked vector itself: noise spoils the sum, and shows only when the sum turns out
-not to be a sum of vectors. The round then fails, and says whose vectors were in the sum.
+not to be a sum of vectors. spoilers.py then finds the client over the next rounds.
 """
 
 from __future__ import annotations
@@ -42,11 +42,23 @@ from fedhet.common.flower.secagg import (
 )
 from fedhet.strategies.modes.secure import shares as shares
 from fedhet.strategies.modes.secure.exchanges import SecAggWire
-from fedhet.strategies.modes.secure.reply_vector import NoSumError, Vector
+from fedhet.strategies.modes.secure.reply_vector import Vector
 
 LEAST = 3  # from a sum of two, each client knows the other's part
 _LONGEST = 4096  # bytes of an encrypted pair of shares; Flower's has about 600
 Masked = NDArray[np.uint32]
+
+
+class NoSumError(Exception):
+    """A round without a sum; the message says why."""
+
+
+class SpoiltSumError(NoSumError):
+    """What ``summed`` nodes have sent adds up to something else than a sum of vectors."""
+
+    def __init__(self, why: str, summed: Collection[int]) -> None:
+        super().__init__(why)
+        self.summed = summed
 
 
 @dataclass
@@ -275,7 +287,8 @@ class SecureSum:
         steps = int(str(self.setup[Key.TARGET_RANGE]))
         clip = float(str(self.setup[Key.CLIPPING_RANGE]))
         if int(total[0]) != count * steps:
-            raise NoSumError("this is no sum of clients' vectors; one of them sent something else")
+            why = "this is no sum of clients' vectors; one of them sent something else"
+            raise SpoiltSumError(why, summed)
         (mean,) = dequantize([total[1:].astype(np.int64)], clip, steps)
         mean -= (count - 1) * clip
         mean *= steps / int(total[0])

@@ -1,5 +1,6 @@
 """One of five clients attacks a secure round: it alone pays, it is named, and the sum is exact."""
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import count
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -22,6 +24,9 @@ from fedhet.strategies.modes.secure.shares import (
     SHARE_HASHES,
     UNREADABLE,
 )
+from fedhet.strategies.modes.secure.spoilers import Search
+from fedhet.strategies.modes.secure.workflow import LEAST
+from fedhet.strategies.round.registration import FederationConfig
 from tests.strategies.labelled import assert_same, blobs, train
 from tests.strategies.modes.secure.test_secure_aggregation import VECTORS, answered, losing
 from tests.strategies.sides import built
@@ -256,7 +261,52 @@ def noise(*clients: int):
 
 
 @pytest.mark.slow
-def test_rounds_with_a_client_that_sends_noise_end_the_run():
-    strategy = built(FedAvg, local_lr=0.1, secure_aggregation=SECURE)
-    with pytest.raises(RuntimeError, match=r"max_failed_rounds=3.*no sum of clients' vectors"):
-        train(strategy, 9, data=blobs(5), tamper=noise(1))
+@pytest.mark.parametrize(("bad", "size"), [((2,), 5), ((7,), 8), ((1, 4), 9)])
+def test_clients_that_send_noise_are_found_over_the_rounds_and_left_out(bad, size, caplog):
+    """More rounds fail in a row than max_failed_rounds allows, while the search gets on."""
+    strategy = built(
+        FedAvg,
+        local_lr=0.1,
+        secure_aggregation=SecAggPlus(max_examples=100),
+        federation=FederationConfig(max_failed_rounds=1),
+    )
+    with caplog.at_level(logging.WARNING, "flwr"):
+        _, reports = train(strategy, 12, data=blobs(size), tamper=noise(*bad))
+    search = Search.of(strategy.state.spoilers)
+    assert (search.suspects, sorted(search.found)) == ((), list(bad))
+    assert [len(report.clients) for report in reports[-2:]] == [size - len(bad)] * 2
+    assert [list(report.absent) for report in reports[-2:]] == [list(bad)] * 2
+    assert sum(bool(report.clients) for report in reports[1:]) >= 4
+    assert all(f"client {one} spoils the secure sums" in caplog.text for one in bad)
+
+
+@pytest.mark.slow
+def test_without_enough_others_or_without_a_search_such_rounds_end_the_run():
+    for size, secure in ((3, SECURE), (5, SecAggPlus(max_examples=50, find_spoilers=False))):
+        strategy = built(FedAvg, local_lr=0.1, secure_aggregation=secure)
+        with pytest.raises(RuntimeError, match=r"max_failed_rounds=3.*no sum of clients' vectors"):
+            train(strategy, 9, data=blobs(size), tamper=noise(1))
+        assert not strategy.state.spoilers.get("found")
+
+
+@pytest.mark.parametrize("size", [4, 5, 6, 9, 10, 40])
+@pytest.mark.parametrize("how_many", [1, 2, 3])
+def test_the_search_never_leaves_an_innocent_client_out(size, how_many):
+    """Whatever clients spoil every sum. Some of few may go unfound: no sum is without them."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        bad = set(rng.choice(size, how_many, replace=False).tolist())
+        search, steps = Search(), 0
+        while steps < 40:
+            out = search.left_out(size, LEAST)
+            inside = [client for client in range(size) if client not in out]
+            assert len(inside) >= LEAST
+            spoilt = bool(bad.intersection(inside))
+            if not spoilt and not search.suspects:
+                break
+            search, steps = search.after(inside, spoilt=spoilt), steps + 1
+            if len(search.suspects) == 1 and size - len(search.found) - 1 >= LEAST:
+                search = search.closed()
+            assert bad.issuperset(search.found)
+        if size >= 9 or how_many == 1:
+            assert bad == set(search.found)
