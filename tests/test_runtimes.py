@@ -29,16 +29,7 @@ from fedhet.runtimes.local.protocol import Federation, Workers
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.server_app import app as server
 from fedhet.server_app.checkpoint import checkpoints
-from tests.processes import (
-    SECONDS,
-    Fork,
-    alive,
-    finish,
-    kill_all,
-    marked,
-    read_until,
-    summary_of,
-)
+from tests.processes import SECONDS, Fork, alive, finish, kill_all, marked, read_until, summary_of
 from tests.recipes import TINY, overrides, run_recipe
 from tests.refused import refused
 

@@ -219,18 +219,12 @@ def test_a_folder_has_one_launcher_at_a_time_and_a_new_run_an_empty_one(tmp_path
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         for resuming in (False, True):
-            with (
-                refused("results_dir="),
-                launch._only_launcher(tmp_path, resuming=resuming),
-            ):
+            with refused("results_dir="), launch._only_launcher(tmp_path, resuming=resuming):
                 pass
         other.kill()
     with launch._only_launcher(tmp_path, resuming=False):
         (tmp_path / "config.yaml").touch()  # of a run that began between the two looks
-    with (
-        refused(),
-        launch._only_launcher(tmp_path, resuming=False),
-    ):
+    with refused(), launch._only_launcher(tmp_path, resuming=False):
         pass
 
 

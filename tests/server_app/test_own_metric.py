@@ -197,12 +197,6 @@ def test_what_is_no_number_is_refused(name, what):
         )
 
 
-def test_a_number_that_no_float_holds_is_left_out_and_warned_of(caplog):
-    pair = (torch.zeros(4, 2), torch.zeros(4).long())
-    assert measured("mine.metrics:huge", Predictions("classification", ("a", "b")), pair) == {}
-    assert "evaluation.metrics=mine.metrics:huge is inf" in caplog.text
-
-
 @pytest.mark.parametrize(("name", "what"), [("ends", "SystemExit"), ("misses", "KeyError")])
 def test_a_function_that_fails_ends_the_run_as_failed_with_its_key(name, what, tmp_path):
     with refused(f"evaluation.metrics=mine.metrics:{name}", what, "metrics.py"):

@@ -10,11 +10,7 @@ from fedhet.strategies.base import RefusedReplyError, Reply
 from fedhet.strategies.ensemble import AllClients, ensemble_of
 from fedhet.strategies.fusion.mean_logits import mean_logits
 from fedhet.strategies.round.server_model import ServerModel
-from fedhet.strategies.statistics.class_counts import (
-    CLASS_COUNTS,
-    COUNTS,
-    ClassCountsServer,
-)
+from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, COUNTS, ClassCountsServer
 from tests.refused import refused
 
 

@@ -3,7 +3,6 @@
 import http.client
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -59,16 +58,6 @@ def test_only_the_page_is_served_to_a_browser_of_this_machine(write_run, tmp_pat
         status, text = ask(path)
         assert (status, "it is" in text) == (404, False)
     assert {ask(method=method)[0] for method in ("POST", "PUT", "DELETE", "HEAD")} == {501}
-
-
-@pytest.mark.slow
-def test_a_connection_without_a_request_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedhet.report.live._Handler.timeout", 0.1)
-    with server_of(LivePage([tmp_path]), 0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with socket.create_connection((ADDRESS, server.server_port), timeout=SECONDS) as idle:
-            assert idle.recv(1) == b""  # closed, by the server
-        server.shutdown()
 
 
 def test_a_run_is_running_while_it_writes_if_half_a_line_and_if_it_was_resumed(
@@ -140,12 +129,6 @@ def test_an_unknown_baseline_is_refused_where_no_other_run_can_appear(write_run,
             LivePage([sweep], "scaffold")
     with pytest.raises(ConfigError, match="--baseline scaffold is unknown"):
         LivePage([run], "scaffold")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
-def test_a_page_without_runs_has_no_baseline_yet(tmp_path):
-    assert "No run has begun" in LivePage([tmp_path], "fedavg").html()
 
 
 def test_a_wrong_folder_or_port_is_said(tmp_path, capsys):

@@ -13,16 +13,7 @@ from fedhet.conf import compose, fingerprint
 from fedhet.sweep.resume import FolderTaken
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 from fedhet.tools import tune as module
-from fedhet.tools.tune import (
-    CHOICES,
-    Candidate,
-    Search,
-    cell_name,
-    chosen,
-    expanded,
-    main,
-    tune,
-)
+from fedhet.tools.tune import CHOICES, Candidate, Search, cell_name, chosen, expanded, main, tune
 from tests.recipes import TINY
 
 GRID = ["local.lr=0.1,0.2", "schedule=constant,cosine"]

@@ -131,9 +131,7 @@ def test_too_few_replies_leave_the_model_as_it_was_and_end_the_run_if_repeated()
         run(built(FedAvg, federation=federation), tamper=without(0, 1, 2))
     strategy, lose = built(FedAvg, federation=federation), without(0, 1, 2)
     _, reports = run(  # one in a row, twice
-        strategy,
-        rounds=3,
-        tamper=lambda reply: reply if strategy.state.round == 1 else lose(reply),
+        strategy, rounds=3, tamper=lambda reply: reply if strategy.state.round == 1 else lose(reply)
     )
     assert [len(report.clients) for report in reports[1:]] == [0, 3, 0]
 
@@ -418,10 +416,7 @@ REORDERED = {"reordering": Reordering()}
     ("build", "message"),
     [
         (lambda: built(FedDyn, transforms=REORDERED), "transforms Reordering .* FedDynServer"),
-        (
-            lambda: built(FedPVR, transforms=REORDERED),
-            "Reordering .* control_variate_delta",
-        ),
+        (lambda: built(FedPVR, transforms=REORDERED), "Reordering .* control_variate_delta"),
         (fedala_with_fednova, "aggregator NormalizedMean .* fedala"),
     ],
 )
@@ -536,10 +531,7 @@ def test_a_secure_sum_reports_a_lost_state():
     strategy = built(SCAFFOLD, local_lr=0.05, secure_aggregation=SecAggPlus(max_examples=50))
     clients = [*closed_forms.clients(), *closed_forms.clients()]  # three remain: fewer are no sum
     fresh = {client: ContextStateStore(RecordDict()) for client in (2, 3)}
-    how = {
-        "stores": {**stores(1), **fresh},
-        "options": closed_forms.STEPS,
-    }
+    how = {"stores": {**stores(1), **fresh}, "options": closed_forms.STEPS}
     federate(strategy, clients, model=partial(Regression, 2), rounds=5, **how)
     assert strategy.state.restarted == RESTARTED
 
