@@ -23,6 +23,7 @@ from fedhet.tasks.metrics import MetricSet, Predictions
 from tests.recipes import TINY, run_recipe
 from tests.refused import refused
 
+pytestmark = pytest.mark.xdist_group("torchmetrics")  # takes seconds to import
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = '''
 import torch

@@ -10,6 +10,7 @@ from fedhet.common.metrics import CLIENT, PERSONAL_TEST, RECEIVED, MetricName, i
 from fedhet.tasks.metrics import MetricSet, Predictions
 from tests.refused import refused
 
+pytestmark = pytest.mark.xdist_group("torchmetrics")  # takes seconds to import
 CLASSES = ("a", "b", "c", "d", "e", "f", "g")
 C = len(CLASSES)
 
