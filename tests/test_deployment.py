@@ -1,7 +1,7 @@
 """`fedhet runtime=deployment`: stopped, resumed, with the bits of one machine.
 
 docker/federation.yaml as processes on loopback addresses: TLS, node keys, three sites. What breaks
-on the way, strangers and network namespaces are drills (tests/drills/test_deployment.py).
+on the way, and strangers, are drills (tests/drills/test_deployment.py).
 """
 
 import signal
