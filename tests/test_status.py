@@ -154,13 +154,6 @@ def launched(folder, monkeypatch, runtime):
     launch.run(compose_overrides(("rounds=9", f"results_dir={folder}", "resume=true")))
 
 
-def test_a_link_to_a_disk_that_is_not_there_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "results").symlink_to("/there/is/none")
-    with refused("results"):
-        launch._prepare_results_dir(compose_overrides(()))
-
-
 def test_a_resumed_run_begins_if_its_launcher_knows_that_an_empty_folder_is_its_own(tmp_path):
     words = ("runtime=deployment", "resume=true")
     own = compose_overrides((*words, f"runtime.server_results={tmp_path}"))

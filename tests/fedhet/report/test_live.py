@@ -1,7 +1,6 @@
 """fedhet-watch over a run that goes on."""
 
 import http.client
-import json
 import signal
 import subprocess
 import sys
@@ -115,20 +114,6 @@ def test_ctrl_c_ends_the_command_without_a_traceback(write_run, tmp_path):
         watch.send_signal(signal.SIGINT)
         _, errors = watch.communicate(timeout=60)
     assert (watch.returncode, errors.strip()) == (130, "fedhet-watch: stopped")
-
-
-def test_an_unknown_baseline_is_refused_where_no_other_run_can_appear(write_run, tmp_path):
-    run, sweep, index = write_run(), tmp_path / "sweep", tmp_path / "sweep" / "sweep.json"
-    for status in ("completed", "running"):
-        index.write_text(json.dumps({"status": status, "jobs": []}))
-        LivePage([sweep], "fedavg")
-        if status == "running":
-            LivePage([sweep], "scaffold")
-            continue
-        with pytest.raises(ConfigError, match="--baseline scaffold is unknown; allowed: fedavg"):
-            LivePage([sweep], "scaffold")
-    with pytest.raises(ConfigError, match="--baseline scaffold is unknown"):
-        LivePage([run], "scaffold")
 
 
 def test_a_wrong_folder_or_port_is_said(tmp_path, capsys):
