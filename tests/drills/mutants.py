@@ -77,7 +77,7 @@ border: too large below :: if ⟦max(-low, high) → high⟧ > largest: :: borde
 border: not finite :: if ⟦not (math.isfinite(low) and math.isfinite(high) → math.isnan(low⟧): :: round border
 border: widest :: ⟦(wanted is None and length <= widest) → wanted is None⟧ :: border
 border: evaluation ::     ⟦_check_sender(metrics, client_id, max_examples) → pass⟧\n
-    :: border client_metrics own_metric
+    :: registration
 border: bytes of an array :: if ⟦len(data) != start + math.prod(shape) * dtype.itemsize → False⟧: :: border
 border: longest header :: if ⟦start > _LONGEST_HEADER → False⟧: :: border
 border: packed size :: if sum(size for *_, size in heads) ⟦!= → >⟧ len(data) - end: :: packed_records
