@@ -144,16 +144,16 @@ def test_a_daemon_may_close_the_standard_files(tmp_path):
 
 
 def two_ray_nodes(pipe: Connection, folder: str) -> None:
-    """Be two Ray nodes of one CPU until told otherwise; send the cluster's address.
+    """Be two Ray nodes of two CPUs until told otherwise; send the cluster's address.
 
     Its files are in a folder of its own: in Ray's, other tests' runs would find it and join.
     """
     os.environ["RAY_TMPDIR"] = folder
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 1, "include_dashboard": False}
+    head = {"num_cpus": 2, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(num_cpus=1)
+    cluster.add_node(num_cpus=2)
     pipe.send(cluster.address)
     pipe.recv()
     cluster.shutdown()
@@ -186,7 +186,7 @@ def test_ray(tmp_path, request):
     words = ["runtime=ray", *COMPRESSED]
     resumed_with_the_bits_of_one_process(run, *words, RAY_ADDRESS=address)
     log = (run / "log.txt").read_text()
-    assert "Ray: 2 workers on 2 nodes" in log
+    assert "Ray: 3 workers on 2 nodes" in log
 
 
 def test_a_client_that_no_ray_node_has_room_for_is_refused(monkeypatch):
