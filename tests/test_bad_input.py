@@ -132,6 +132,13 @@ def test_a_task_file_that_is_no_yaml_is_named_with_the_place(line, message, own_
         compose_overrides(("task=broken",))
 
 
+def test_a_task_file_that_is_not_utf_8_is_named_with_the_line(own_project):
+    path = own_project / "my_project" / "conf" / "task" / "broken.yaml"
+    path.write_bytes("defaults: [own]\nname: café\n".encode("latin-1"))
+    with refused("broken.yaml", "UTF-8", "2"):
+        compose_overrides(("task=digits",))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "word"),

@@ -115,6 +115,13 @@ def test_a_class_that_is_no_method_is_refused_by_its_name(name):
         compose_overrides((f"strategy={name}",))
 
 
+def test_two_methods_that_replace_one_slot_are_refused():
+    with refused("strategy=[fedadam,fedyogi]", "server_optimizer"):
+        compose_overrides(("strategy=[fedyogi,fedadam]",))
+    with refused("strategy=[fedadam,fedyogi]", "server_optimizer"):
+        combined([fedhet.FedYogi(), fedhet.FedAdam()], Parts(), Setup())
+
+
 def test_several_methods_are_a_class_that_names_them():
     found = combined([SCAFFOLD(), fedhet.FedProx()], Parts(), Setup())
     assert type(found).__name__ == "FedProx_SCAFFOLD"

@@ -477,6 +477,12 @@ def test_what_is_no_data_is_refused_in_one_line(data, options, message):
         task_of(data, clients=1, **options).client_data(0)[0].class_counts()
 
 
+def test_a_partition_by_labels_says_their_shape_where_that_is_another():
+    task = task_of(arrays(labels=np.eye(3)), clients=1, partition=DIRICHLET)
+    with refused("3"):
+        task.client_data(0)
+
+
 def test_a_data_frame_of_numbers_of_several_types_is_an_array():
     frame = DataFrame({"a": [1.5, 2.5], "b": [True, False], "c": [3, None]}).astype({"c": "Int64"})
     exact = np.array([[1.5, 1, 3], [2.5, 0, np.nan]])
@@ -680,6 +686,14 @@ def test_the_accuracy_of_several_labels_an_example_is_the_share_that_is_right():
     column = by_client(np.ones((3, 4)), np.zeros((3, 1)), loss=zero)
     with refused("3", "1"):
         evaluated(column)  # not 3 x 3 comparisons
+
+
+def test_a_regression_with_a_model_of_fedhets_has_no_accuracy():
+    given = (np.ones((3, 1, 8, 8)), np.zeros(3))
+    functions = Functions(lambda client_id: (given, None), None, None, loss_of("regression", None))
+    config = OWN | {"model": "mlp", "kind": "regression", "input_shape": [1, 8, 8]}
+    task = build_task(config, IID, seed=0, num_clients=1, functions=functions)
+    assert evaluated(task)[1] is None
 
 
 def pairs(inputs, labels):
