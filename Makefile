@@ -33,7 +33,7 @@ run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist stra
 test: $(STAMP) ## the whole test suite, real Flower runs included
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -rs --durations=30 $(ARGS)
 
-test-drills: $(STAMP) ## what breaks: federations with faults, network namespaces, small disks, docker/ (mutants: python -m tests.drills.mutants)
+test-drills: $(STAMP) ## what breaks: federations with faults, small disks, docker/ (mutants: python -m tests.drills.mutants)
 	$(BIN)/python -m pytest -m drill -rs --durations=30 tests/drills $(ARGS)
 
 test-docker: $(STAMP) ## the image and its containers in a Docker Engine (FEDHET_TARGET=cpu where torch's CPU index can be reached)

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -68,6 +68,12 @@ def words_of_gate(words: Sequence[str]) -> Sequence[str]:
     return ["python", "-m", "tests.tunnel", *ends]
 
 
+def make_keys(folder: Path, *words: str) -> None:
+    """Make keys of somebody else's, in a folder, with docker/keys.py."""
+    command = [sys.executable, str(DOCKER / "keys.py"), *words]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+
 class Loopback:
     """The network of a federation: a loopback address for each network namespace."""
 
@@ -83,14 +89,8 @@ class Loopback:
         with socket.socket() as probe:
             probe.bind((self.address("network"), 9092))
 
-    def close(self) -> None:
-        """There is nothing to undo."""
-
-    def address(self, service: str, network: str = "default") -> str:
+    def address(self, service: str) -> str:
         return self._addresses[service]
-
-    def prefix(self, service: Service) -> list[str]:
-        return []
 
     def translated(self, text: str, service: Service) -> str:
         """Return a word of the file with the addresses of this machine."""
@@ -105,16 +105,11 @@ class Loopback:
 class Deployment:
     """A running federation below FEDHET_DIR; a context manager that leaves no process behind."""
 
-    def __init__(
-        self,
-        folder: Path,
-        network: Callable[[Mapping[str, Service]], Loopback] = Loopback,
-        **settings: str,  # of .env
-    ) -> None:
+    def __init__(self, folder: Path, **settings: str) -> None:  # of .env
         self.folder = folder
         known = {"FEDHET_DIR": str(folder), **settings}
         self.services = services(DOCKER / "federation.yaml", known)
-        self.network = network(self.services)
+        self.network = Loopback(self.services)
         self._mark = uuid.uuid4().hex
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -147,7 +142,6 @@ class Deployment:
         kill_all(self.left)
         for process in self._running.values():
             process.wait()
-        self.network.close()
 
     def left(self) -> list[psutil.Process]:
         return marked(MARK, self._mark)
@@ -309,7 +303,7 @@ class Deployment:
         folder = service.settings.get("working_dir")
         with log.open("wb") as out:
             return subprocess.Popen(
-                [*self.network.prefix(service), *command],
+                command,
                 env=self.environment(service),
                 cwd=self.translated(folder, service) if folder else temporary,
                 stdin=subprocess.DEVNULL,

@@ -596,13 +596,6 @@ def test_a_damaged_parquet_file_is_refused_or_gives_the_same(change, data):
     same_or_refused(lambda: examples(data), data / "mnist" / "train.parquet", change)
 
 
-@table({name: BINARY[name] for name in ("emptied", "half", "zeros", "text", "zip", "json")})
-def test_a_parquet_file_of_another_format_is_refused(change, data):
-    path = data / "mnist" / "train.parquet"
-    damage(path, change)
-    refuses(lambda: examples(data), path)
-
-
 IMAGE = {
     **{name: BINARY[name] for name in BINARY if name not in ("twice", "with a byte more")},
     "bit of its size": flipped(0.05),
@@ -674,13 +667,6 @@ def test_a_table_that_has_changed_is_noticed(tmp_path, capsys):
     with pytest.raises(SystemExit):
         evaluate.main([str(tmp_path / "run")])
     assert "the test set has changed since the run" in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_summary_names_what_was_used(mnist_run, data, tmp_path):
-    used = read_summary(tmp_path / "run")["data"]
-    assert used["train"]["files"] == [str(data / "mnist" / "train.parquet")]
-    assert used["test"]["files"] == [str(data / "mnist" / "test.parquet")]
-    assert len({used[split]["sha256"] for split in ("train", "test")}) == 2
 
 
 # ---- version 0.1 ---------------------------------------------------------------------------------

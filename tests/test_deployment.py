@@ -1,11 +1,10 @@
 """`fedhet runtime=deployment`: stopped, resumed, with the bits of one machine.
 
 docker/federation.yaml as processes on loopback addresses: TLS, node keys, three sites. What breaks
-on the way, strangers and network namespaces are drills (tests/drills/test_deployment.py).
+on the way, and strangers, are drills (tests/drills/test_deployment.py).
 """
 
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from safetensors.torch import load_file
 from fedhet.common.results import read_rows
 from fedhet.strategies.wire.tensor_files import parameters_sha256
 from tests.deployed import MARKS, RECIPE, SITES, Deployment
-from tests.processes import finish, read_until, start, summary_of
+from tests.processes import Fork, finish, read_until, summary_of
 from tests.recipes import run_recipe
 
 pytestmark = MARKS
@@ -44,10 +43,7 @@ def test_a_stopped_run_is_resumed_with_the_bits_of_one_machine(federation, tmp_p
         f"results_dir={here}",
     ]
 
-    def launch(*more: str) -> subprocess.Popen[str]:
-        return start(tmp_path, *words, *more)
-
-    launched = launch("rounds=1000", "runtime.stop_on_interrupt=true")
+    launched = Fork(tmp_path, *words, "rounds=1000", "runtime.stop_on_interrupt=true")
     said = read_until(launched, "round   1/")
     launched.send_signal(signal.SIGINT)
     code, rest = finish(launched)
@@ -57,7 +53,7 @@ def test_a_stopped_run_is_resumed_with_the_bits_of_one_machine(federation, tmp_p
     assert done == list(range(len(done)))
 
     rounds = max(len(done) + 2, 4)  # a checkpoint may be one round ahead
-    code, said = finish(launch(f"rounds={rounds}", "resume=true"))
+    code, said = finish(Fork(tmp_path, *words, f"rounds={rounds}", "resume=true"))
     assert code == 0, said + federation.said()
     assert f"round {done[-1]:3}/" not in said
     expected, found = run_recipe(tmp_path / "alone", *WORDS, f"rounds={rounds}"), summary_of(here)

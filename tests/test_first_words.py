@@ -126,6 +126,7 @@ def test_the_words_of_other_tools_are_none_of_fedhets_own():
             assert f"unknown key {key}" not in text or any(one in text for one in known), word
 
 
+@pytest.mark.slow  # torchvision takes a second to import
 def test_a_model_of_torchvision_has_the_tasks_classes():
     model = build_model(
         "torchvision.models:resnet18", input_shape=(3, 32, 32), num_classes=7, seed=0

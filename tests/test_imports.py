@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,18 @@ NEVER = {
 INSIDE = ROOT / "common" / "flower"  # of Flower
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return a file's imports and constants: several tests read the same files."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Constant)
+    walked = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in walked if isinstance(node, kinds)]
+
+
 def imported(path: Path) -> set[str]:
     """Return the packages that a file imports, wherever in it; ours without ``fedhet.``."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -88,7 +97,7 @@ def room_of(module: str) -> str:
 def rooms_imported(path: Path) -> set[str]:
     """Return the rooms that a file of strategies/ imports, wherever in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if not isinstance(node, ast.ImportFrom) or not node.module:
             continue
         if node.module == "fedhet.strategies":
@@ -133,7 +142,7 @@ PUBLIC |= {"flwr.common.logger", "flwr.serverapp", "flwr.serverapp.strategy", "f
 def of_flower(path: Path) -> set[str]:
     """Return Flower's modules that a file imports or names, and private names that it imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -154,13 +154,6 @@ def launched(folder, monkeypatch, runtime):
     launch.run(compose_overrides(("rounds=9", f"results_dir={folder}", "resume=true")))
 
 
-def test_a_link_to_a_disk_that_is_not_there_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "results").symlink_to("/there/is/none")
-    with refused("results"):
-        launch._prepare_results_dir(compose_overrides(()))
-
-
 def test_a_resumed_run_begins_if_its_launcher_knows_that_an_empty_folder_is_its_own(tmp_path):
     words = ("runtime=deployment", "resume=true")
     own = compose_overrides((*words, f"runtime.server_results={tmp_path}"))
@@ -219,18 +212,12 @@ def test_a_folder_has_one_launcher_at_a_time_and_a_new_run_an_empty_one(tmp_path
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         for resuming in (False, True):
-            with (
-                refused("results_dir="),
-                launch._only_launcher(tmp_path, resuming=resuming),
-            ):
+            with refused("results_dir="), launch._only_launcher(tmp_path, resuming=resuming):
                 pass
         other.kill()
     with launch._only_launcher(tmp_path, resuming=False):
         (tmp_path / "config.yaml").touch()  # of a run that began between the two looks
-    with (
-        refused(),
-        launch._only_launcher(tmp_path, resuming=False),
-    ):
+    with refused(), launch._only_launcher(tmp_path, resuming=False):
         pass
 
 

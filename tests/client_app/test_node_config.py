@@ -66,10 +66,7 @@ def test_every_node_trains_on_its_own_folder_and_keeps_its_own_state(sites, tmp_
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [
-        ({"device": "moon"}, "101 device"),
-        ({"data-folder": ""}, "101 data-folder"),
-    ],
+    [({"device": "moon"}, "101 device"), ({"data-folder": ""}, "101 data-folder")],
 )
 def test_a_node_that_cannot_take_part_says_why(wrong, message, sites, tmp_path):
     words = [*RECIPE, f"task.path={sites / 'server'}", "runtime.connect_timeout_seconds=0.1"]

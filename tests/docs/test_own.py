@@ -12,7 +12,7 @@ import torch
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose_overrides, plain_part
 from fedhet.flower_apps import TEMPLATE_KEYS
-from fedhet.server_app.assembly import check_parts, check_words
+from fedhet.server_app.assembly import check_words
 from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import build_task
 from fedhet.tools import partition
@@ -122,14 +122,3 @@ def test_the_table_of_run_config_keys_is_that_of_the_code():
     rows = re.findall(r"^\| (`[\w`, -]+) \| `([\w.]+)` \|$", PAGE, re.MULTILINE)
     found = {key: ours for keys, ours in rows for key in re.findall(r"[\w-]+", keys)}
     assert {key: found.get(key) for key in TEMPLATE_KEYS} == TEMPLATE_KEYS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 1])
-def test_feddws_recipe_removes_the_bias_of_a_users_classifier(first, folder):
-    words = ["task=own", "strategy=feddw"][:: 1 - 2 * first]
-    words += ["task.data=my_app.task:load_data", "task.model=my_app.task:Net"]
-    recipe = compose_overrides(tuple(words))
-    check_parts(recipe)
-    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
-    assert build_task(*parts, seed=0, num_clients=2).build_model(0).head.bias is None

@@ -17,12 +17,11 @@ import torch
 import yaml
 
 from fedhet.common.flower.task_identity import set_identity
-from tests.deployed import ACTIVATED, SITES
+from tests.deployed import ACTIVATED, SITES, make_keys
 from tests.drills import faults
 from tests.drills.containers import IMAGE, Containers, build_changed, docker, why_no_engine
 from tests.drills.faults import ENDLESS, in_short
 from tests.drills.faulty.faulty import GO
-from tests.drills.namespaces import make_keys
 from tests.drills.scene import Scene, Submitted
 from tests.drills.test_small_disks import fill, small_disk
 

@@ -1,32 +1,12 @@
-"""What a stranger sees of an address, as JSON.
-
-python probe.py ports HOST PORT ...           the ports that take a connection
-python probe.py grpc HOST:PORT CA_CERTIFICATE the status of every method of Control and of Fleet
-python probe.py http HOST:PORT CA_CERTIFICATE the status of every route of the SuperLink
-python probe.py activate HOST:PORT CA_CERTIFICATE OWN_PRIVATE_KEY PUBLIC_KEY (or activate_by_http)
-                                              the status of ActivateNode with another's public key
-"""
+"""What a stranger with the CA's certificate sees of an address."""
 
 import base64
 import http.client
-import json
-import socket
 import ssl
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
-
-
-def open_ports(host: str, *ports: str) -> list[int]:
-    found = []
-    for port in map(int, ports):
-        with socket.socket() as probe:
-            probe.settimeout(2)
-            if probe.connect_ex((host, port)) == 0:
-                found.append(port)
-    return found
 
 
 def status_by_method(address: str, certificate: str) -> dict[str, str]:
@@ -121,9 +101,3 @@ def status(channel: grpc.Channel, method: str) -> str:
     except grpc.RpcError as error:
         return error.code().name
     return "OK"
-
-
-if __name__ == "__main__":
-    kinds = {"ports": open_ports, "grpc": status_by_method, "activate": activate}
-    kinds |= {"http": status_by_route, "activate_by_http": activate_by_http}
-    print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))

@@ -100,8 +100,7 @@ class Submitted:
         """Wait for a round that begins after now and has this client; return its row."""
         first = len(self.rows()) + 1
         return self.wait_for(
-            f"client {client}",
-            lambda rows: any(client in row["clients"] for row in rows[first:]),
+            f"client {client}", lambda rows: any(client in row["clients"] for row in rows[first:])
         )
 
     def summary(self) -> dict:

@@ -1,6 +1,7 @@
 """docker/federation.yaml as processes: TLS, node keys, three sites, `fedhet runtime=deployment`.
 
-tests/deployed.py starts the services of the compose file, in network namespaces where that can be.
+tests/deployed.py starts the services of the compose file; what its networks let through is tested
+in containers (test_containers.py).
 """
 
 import json
@@ -23,16 +24,14 @@ from fedhet.common.flower.line import installed_line
 from fedhet.common.results import read_rows
 from fedhet.common.run_events import RECORD_FILE
 from fedhet.strategies.wire.tensor_files import parameters_sha256
-from tests.deployed import MARKS, RECIPE, ROOT, SITES, Deployment, Loopback
+from tests.deployed import MARKS, RECIPE, ROOT, SITES, Deployment, make_keys
+from tests.drills import probe
 from tests.drills.faults import replies
-from tests.drills.namespaces import STRANGER, Namespaces, make_keys, why_not
 from tests.drills.scene import Scene
 from tests.processes import SECONDS, finish, read_until, start, summary_of
 from tests.recipes import run_recipe
 
-PROBLEM = why_not()
 pytestmark = MARKS
-needs_namespaces = pytest.mark.skipif(PROBLEM is not None, reason=f"network namespaces: {PROBLEM}")
 # Payloads both ways, statistics, state at the sites.
 WORDS = [*RECIPE, "strategy=[feddw,fedpvr]", "local.epochs=1"]
 ENDLESS = "rounds=1000"  # however fast they are, the run is there to be followed and stopped
@@ -41,8 +40,7 @@ SAME = ("parameters_sha256", "accuracy", "bytes_up", "bytes_down", "failures")
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    network = Loopback if PROBLEM else Namespaces
-    with Deployment(tmp_path_factory.mktemp("federation"), network) as deployment:
+    with Deployment(tmp_path_factory.mktemp("federation")) as deployment:
         yield deployment
     assert deployment.left() == []
 
@@ -61,9 +59,8 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_one_that_is_stopped_is_re
     here, there = tmp_path / "here", tmp_path / "there"
     server = federation.services["superlink"]
     host, _, port = federation.network.translated("127.0.0.1:8000", server).partition(":")
-    inside = federation.network.prefix(server)
     tunnel = subprocess.Popen(
-        [*inside, sys.executable, "-m", "tests.tunnel", host, port],
+        [sys.executable, "-m", "tests.tunnel", host, port],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -83,7 +80,7 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_one_that_is_stopped_is_re
     ]
 
     def launch(*more: str) -> subprocess.Popen[str]:
-        return start(tmp_path, *words, *more, prefix=inside)
+        return start(tmp_path, *words, *more)
 
     try:
         launched = launch(ENDLESS)
@@ -280,6 +277,29 @@ def test_strangers_are_refused_as_nodes_and_every_key_is_registered_once(federat
     assert len(before) == len(SITES)
 
 
+def test_a_stranger_with_the_certificate_is_refused_everywhere(federation, tmp_path):
+    """On the port that is open to sites; that no other is, test_containers.py shows."""
+    make_keys(tmp_path, "site", "stranger")
+    address = f"{federation.network.address('network')}:9092"
+    ca = str(federation.folder / "server" / "keys" / "ca.crt")
+    [public] = (federation.folder / "site-0" / "keys").glob("*.pub")
+    lock_out = [ca, str(tmp_path / "site" / "keys" / "node.key"), str(public)]
+    codes: dict[str, set[object]] = {}
+    if installed_line().has_gate:
+        for path, code in probe.status_by_route(address, ca).items():
+            codes.setdefault(path.removeprefix("/v1/").partition("/")[0], set()).add(code)
+        assert codes.pop("fleet") == {401, 404}  # a node's calls, and those that no node makes
+        assert len(codes) > 2
+        assert set().union(*codes.values()) == {404}
+        assert probe.activate_by_http(address, *lock_out) == 401
+    else:
+        for method, code in probe.status_by_method(address, ca).items():
+            codes.setdefault(method.partition("/")[0], set()).add(code)
+        assert codes == {"Control": {"UNIMPLEMENTED"}, "Fleet": {"UNAUTHENTICATED"}}
+        assert probe.activate(address, *lock_out) == "UNAUTHENTICATED: the key of another node"
+    assert len(federation.nodes()) == len(SITES)
+
+
 # ---- bad replies ---------------------------------------------------------------------------------
 
 
@@ -287,66 +307,3 @@ def test_bad_replies_are_refused_and_a_restarted_site_keeps_its_state(federation
     """The drill has the assertions; its last line compares with an undisturbed run."""
     seen = replies(Scene(federation))
     assert seen[-1].startswith("site 2 restarted: all rounds have the bits of one machine")
-
-
-# ---- what the networks let through ---------------------------------------------------------------
-
-
-@needs_namespaces
-def test_the_code_at_a_site_reaches_only_its_own_supernode(federation):
-    network = federation.network
-    program = """
-import socket, sys
-for host, port in zip(sys.argv[1::2], sys.argv[2::2]):
-    try:
-        socket.create_connection((host, int(port)), 3)
-    except OSError:
-        continue
-    print(host)
-"""
-    targets = {
-        "10.77.9.9": "9092",  # nowhere
-        network.address("network"): "9092",
-        network.address("supernode-1", "site-1"): "9094",
-        network.address("supernode-0"): "9094",
-        "runtime": "9094",
-    }
-    words = [word for target in targets.items() for word in target]
-    done = federation.execute("clientapp-0", "python", "-c", program, *words)
-    assert done.stdout.split() == ["runtime"]
-
-
-@needs_namespaces
-def test_a_stranger_with_the_certificate_is_refused_everywhere(federation, tmp_path):
-    network, keys = federation.network, federation.folder / "server" / "keys"
-    make_keys(tmp_path, "site", "stranger")
-    mounts = {"/keys": keys, "/own": tmp_path, "/site-0": federation.folder / "site-0" / "keys"}
-    stranger = replace(network.services[STRANGER], mounts=mounts)
-    server = network.address("network")
-
-    def probe(*words: str) -> Any:
-        done = federation.execute_as(stranger, "python", "/app/tests/drills/probe.py", *words)
-        assert done.returncode == 0, done.stdout
-        return json.loads(done.stdout.splitlines()[-1])
-
-    ports = ["8000", *map(str, range(9090, 9100))]
-    assert probe("ports", server, *ports) == [9092]
-    assert probe("ports", network.address("supernode-0"), *ports) == []
-    address, ca = f"{server}:9092", "/keys/ca.crt"
-    [public] = (path.name for path in mounts["/site-0"].glob("*.pub"))
-    lock_out = [ca, "/own/site/keys/node.key", f"/site-0/{public}"]
-    codes: dict[str, set[object]] = {}
-    if installed_line().has_gate:
-        for path, code in probe("http", address, ca).items():
-            codes.setdefault(path.removeprefix("/v1/").partition("/")[0], set()).add(code)
-        assert codes.pop("fleet") == {401, 404}  # a node's calls, and those that no node makes
-        assert len(codes) > 2
-        assert set().union(*codes.values()) == {404}
-        assert probe("activate_by_http", address, *lock_out) == 401
-    else:
-        for method, code in probe("grpc", address, ca).items():
-            codes.setdefault(method.partition("/")[0], set()).add(code)
-        assert codes == {"Control": {"UNIMPLEMENTED"}, "Fleet": {"UNAUTHENTICATED"}}
-        said = "UNAUTHENTICATED: the key of another node"
-        assert probe("activate", address, *lock_out) == said
-    assert len(federation.nodes()) == len(SITES)

@@ -7,7 +7,7 @@ import os
 import pytest
 from rich.console import Console
 
-from fedhet.common.results import ResultsFollower, said_once, write_rows
+from fedhet.common.results import ResultsFollower, write_rows
 from fedhet.plot import plot_run
 from fedhet.progress import closing_panel, figures, round_display
 
@@ -82,16 +82,3 @@ def test_the_end_of_a_run_has_figures_and_a_plot_even_if_nothing_was_evaluated(t
         assert path.read_bytes().startswith(b"\x89PNG")
     for figure in ("73.40 %", "80.00 %", "0.8 s in rounds, 0.25 s each", "1.5 MB to the server"):
         assert figure in file.getvalue()
-
-
-def test_a_reason_that_many_clients_have_is_said_once():
-    failures = [f"client {n}: too large: 3" for n in range(12)] + [
-        "client 12: late",
-        "lost",
-        "lost",
-    ]
-    many, late, lost = said_once(failures)
-    assert many.startswith("12 clients (0, 1, ")
-    assert many.endswith("): too large: 3")
-    assert (late, lost) == ("client 12: late", "lost")
-    assert said_once([]) == []

@@ -12,12 +12,7 @@ from fedhet.common.metrics import metric_totals
 from fedhet.common.results import totals
 from fedhet.conf import compose_overrides
 from fedhet.server_app.listeners import Finished, Start
-from fedhet.server_app.listeners.best_model import (
-    BEST,
-    BestModel,
-    best_model_rule,
-    check_measured,
-)
+from fedhet.server_app.listeners.best_model import BEST, BestModel, best_model_rule, check_measured
 from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.stopping import EarlyStopping
 from fedhet.strategies.round.round_report import RoundReport

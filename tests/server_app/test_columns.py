@@ -84,19 +84,6 @@ def test_a_site_that_sends_nonsense_is_left_out_of_the_fit(sites, tmp_path, capl
     assert "columns of client 2: refused: its categories of town must be different" in caplog.text
 
 
-@pytest.mark.slow
-def test_categories_of_one_site_alone_are_bounded(sites, tmp_path, caplog):
-    def tamper(reply):
-        if CATEGORIES in reply.content:
-            if len(reply.content[CATEGORIES]["town"]) == 3:
-                reply.content[CATEGORIES]["town"] = [str(n) for n in range(999)]
-        return reply
-
-    run(sites, tmp_path, "rounds=1", tamper=tamper)
-    assert json.loads((tmp_path / FILE).read_text())["categories"] == [["Oslo", "Rome"]]
-    assert "columns of client 2: town has 999 categories that no other site has" in caplog.text
-
-
 def part(mean=30.0, deviation=9.0, rows=90, categories=("Oslo", "Rome")):
     squares = np.array([deviation**2 * rows])
     return ColumnStatistics(rows, np.array([float(rows)]), np.array([mean]), squares, (categories,))
@@ -143,11 +130,7 @@ def test_sites_may_have_categories_of_their_own_as_many_as_is_usual(caplog):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "word",
-    [
-        "strategy/secure_aggregation=secagg_plus",
-        "strategy/differential_privacy=local",
-    ],
+    "word", ["strategy/secure_aggregation=secagg_plus", "strategy/differential_privacy=local"]
 )
 def test_a_fit_that_shows_single_sites_is_refused_where_they_are_hidden(sites, tmp_path, word):
     with pytest.raises(ConfigError, match=r"which strategy/\w+ does not hide: set .*fit=public"):

@@ -84,8 +84,7 @@ def test_statistics_that_travel_are_refused_and_those_that_stay_are_not(tmp_path
 
 
 @pytest.mark.parametrize(
-    "method",
-    ["average", "ensemble", "otfusion", "pfnm", "fedma", "maecho", "regmean", "fednova"],
+    "method", ["average", "ensemble", "otfusion", "pfnm", "fedma", "maecho", "regmean", "fednova"]
 )
 def test_payloads_that_no_noise_leaves_valid_are_refused_before_round_1(method, tmp_path):
     with pytest.raises(ConfigError, match=r"=local .*noise makes invalid"):

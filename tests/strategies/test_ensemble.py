@@ -9,11 +9,7 @@ from torch import nn
 from fedhet.strategies.base import RefusedReplyError, Reply
 from fedhet.strategies.ensemble import AllClients, ensemble_of, mean_logits
 from fedhet.strategies.round.server_model import ServerModel
-from fedhet.strategies.statistics.class_counts import (
-    CLASS_COUNTS,
-    COUNTS,
-    ClassCountsServer,
-)
+from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, COUNTS, ClassCountsServer
 from tests.refused import refused
 
 

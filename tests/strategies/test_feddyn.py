@@ -14,11 +14,7 @@ from tests.recipes import overrides
 from tests.refused import refused
 from tests.strategies.round import test_round
 from tests.strategies.sides import built
-from tests.strategies.test_closed_forms import (
-    Listed,
-    scalars,
-    stores,
-)
+from tests.strategies.test_closed_forms import Listed, scalars, stores
 
 WEIGHT = "head.weight"
 
@@ -78,10 +74,7 @@ def test_the_server_keeps_the_mean_of_all_clients(up):
     [
         (["strategy=feddyn", "server.lr=0.5"], "server.lr=0.5 server.lr=1"),
         (["strategy=[feddyn,fedexp]"], "aggregator"),
-        (
-            ["strategy=feddyn", "strategy/aggregator=weighted_mean"],
-            "strategy/aggregator",
-        ),
+        (["strategy=feddyn", "strategy/aggregator=weighted_mean"], "strategy/aggregator"),
         (["strategy=feddyn", "strategy/server_optimizer=adam"], "strategy/server_optimizer"),
     ],
 )

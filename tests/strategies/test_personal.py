@@ -10,9 +10,7 @@ from torch.nn import functional as F
 
 from fedhet.conf import compose
 from fedhet.strategies.components.local_optimizers import SGD, Adam
-from fedhet.strategies.components.local_training_config import (
-    LocalTrainingConfig,
-)
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.fedavg import Centralised, FedAvg, Local
 from fedhet.strategies.fedbabu import FedBABU
 from fedhet.strategies.fedper import FedPer

@@ -42,7 +42,7 @@ WRONG = {
     "a whole number of at least 0": [-1, 1.5, True],
     "a whole number of at least 1": [0, 1.5, "abc"],
     "a whole number of at least 1 or a list, each of it a whole number of at least 1 or null": [
-        *(0, "abc", [2, 0]),
+        *(0, "abc", [2, 0])
     ],
     "a whole number of at least 2": [1, 2.5],
     "a whole number in [0, 4294967296)": [-1, 2**32, 0.5],

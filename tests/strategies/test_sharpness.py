@@ -117,10 +117,7 @@ def test_the_dual_variable_and_the_common_perturbation_turn_the_ascent(rho):
 
 @pytest.mark.parametrize(
     ("method", "given", "base", "with_"),
-    [
-        (FedSpeed, {"mu": 0.0}, FedSAM, {"aggregator": UniformMean()}),
-        (FedGAMMA, {}, SCAFFOLD, {}),
-    ],
+    [(FedSpeed, {"mu": 0.0}, FedSAM, {"aggregator": UniformMean()}), (FedGAMMA, {}, SCAFFOLD, {})],
     ids=["fedspeed mu=0", "fedgamma"],
 )
 def test_what_a_method_adds_nothing_to(method, given, base, with_):

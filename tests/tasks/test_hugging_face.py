@@ -149,12 +149,7 @@ def test_labels_are_found_by_name_and_numbers_without_names_by_place(
     [
         (POLARITY, [0, 1], ["neg", "positive"], "task.classes=[neg,positive]"),
         (POLARITY, [-1, 1], ["neg", "pos"], "task.target=label"),
-        (
-            WHOLE,
-            [0, 1],
-            ["3", "other"],
-            "task.classes=[3,other]",
-        ),
+        (WHOLE, [0, 1], ["3", "other"], "task.classes=[3,other]"),
         (WHOLE, [0, 2], ["2", "1"], "0 task.classes=[2,1]"),
         (BOOL, [False, True], ["no", "yes"], "task.classes"),
     ],
@@ -162,14 +157,6 @@ def test_labels_are_found_by_name_and_numbers_without_names_by_place(
 def test_labels_that_fit_no_class_or_two_are_refused(tmp_path, feature, given, classes, said):
     with refused(*said.split()):
         labels_of(tmp_path, feature, given, classes)
-
-
-def test_images_of_16_bits_are_refused(tmp_path):
-    deep = [Image.fromarray(np.full((4, 4), value, np.uint16)) for value in (255, 60000)]
-    features = {"pic": datasets.Image(), "kind": WHOLE}
-    folder = saved(tmp_path / "set", {"pic": deep, "kind": [0, 1]}, features)
-    with refused("0", "8", "I;16"):
-        load(path=folder, **IMAGES)
 
 
 WRONG = [

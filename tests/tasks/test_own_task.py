@@ -167,11 +167,7 @@ def test_a_last_layer_that_does_not_make_the_logits_is_not_taken_for_the_classif
         (frozen, {}, "trainable"),
         (lambda: 3, {}, "nn.Module"),
         (lambda width: network(), {}, "task.model_options"),
-        (
-            network,
-            {"model_options": {"width": 3}},
-            "width",
-        ),
+        (network, {"model_options": {"width": 3}}, "width"),
         (nn.ReLU, {"head_init": "orthogonal"}, "linear"),
         (two_outputs, {}, "tuple"),
     ],
@@ -454,18 +450,10 @@ IMAGE = {"img": torch.ones(4), "label": 1}
         (lambda: ((np.ones((3, 4)), np.array([0, 1, 3])), None), {}, "0 3"),
         (arrays(labels=LABELS[:, None]), {}, "3 1"),
         (arrays(labels=np.eye(3)), {}, "3"),
-        (
-            arrays(labels=np.array(["a", "b", "a"])),
-            {},
-            "<U1",
-        ),
+        (arrays(labels=np.array(["a", "b", "a"])), {}, "<U1"),
         (arrays(labels=["a", "b", "a"]), {}, "<U1"),
         (arrays(labels=2), {}, "targets"),
-        (
-            arrays(DataFrame({"a": [1, 2, 3], "b": list("xyz")})),
-            {},
-            "DataFrame",
-        ),
+        (arrays(DataFrame({"a": [1, 2, 3], "b": list("xyz")})), {}, "DataFrame"),
         (lambda: (DataFrame({"a": [1, 2, 3]}), None), {}, "DataFrame"),
         (arrays(labels=torch.ones(3, dtype=torch.complex64)), {}, "torch.complex64"),
         (arrays(np.ma.masked_equal(np.eye(3), 1)), {}, "inputs masked"),
@@ -478,11 +466,7 @@ IMAGE = {"img": torch.ones(4), "label": 1}
         (rows(IMAGE), {"columns": ["img", "lbl"]}, "lbl img"),
         (rows((torch.ones(4), 1, 2)), {}, "list"),
         (rows(("text", 1)), {}, "tensors"),
-        (
-            lambda count: everything(),
-            {},
-            "data_options client_id",
-        ),
+        (lambda count: everything(), {}, "data_options client_id"),
         (everything, {"data_options": {"n": 1}}, "data_options"),
         (everything, {"classes": ["a", "b"]}, "0 2"),
         (lambda client_id: ((np.ones((0, 4)), np.ones(0)), None), {}, "training"),
@@ -611,16 +595,10 @@ def evaluated(task, *metrics):
 @pytest.mark.parametrize(
     ("loss", "named"),
     [
-        (
-            lambda outputs, targets: (outputs - targets).square().mean(),
-            "4 1",
-        ),
+        (lambda outputs, targets: (outputs - targets).square().mean(), "4 1"),
         (lambda y, t: (y.squeeze(1) - t).square().mean(), None),
         (lambda y, t: (y[:, 0] - t).abs().mean(), None),
-        (
-            lambda outputs, targets: (outputs.view(-1) - targets).square(),
-            "4",
-        ),
+        (lambda outputs, targets: (outputs.view(-1) - targets).square(), "4"),
         (lambda y, t: 0.5, "0.5"),
     ],
 )
@@ -649,11 +627,7 @@ def test_targets_that_are_no_numbers_are_refused_with_their_row():
     ("outputs", "options", "message"),
     [
         (1, {"num_classes": 2, "loss": of_foreground}, "10 1 2"),
-        (
-            5,
-            {"num_classes": 3},
-            "10 5 3 task.num_classes",
-        ),
+        (5, {"num_classes": 3}, "10 5 3 task.num_classes"),
         (1, {"loss": of_foreground}, "0 1"),
     ],
 )
@@ -793,11 +767,7 @@ def of_one_client(client_id):
 @pytest.mark.parametrize(
     ("data", "words", "named"),
     [
-        (
-            of_one_client,
-            ["partition.alpha=0.1"],
-            "partition.alpha=0.1 of_one_client",
-        ),
+        (of_one_client, ["partition.alpha=0.1"], "partition.alpha=0.1 of_one_client"),
         (of_one_client, ["partition=pathological"], "partition=pathological"),
         (of_one_client, ["+partition.alpha=0.1"], "+partition.alpha=0.1"),
         (of_one_client, ["partition=site", "partition.holdout=0.1", "seed=1"], None),
@@ -807,20 +777,6 @@ def of_one_client(client_id):
 def test_a_partition_of_what_is_given_of_one_client_is_refused(data, words, named):
     with refused(*named.split()) if named else nullcontext():
         refuse_unread_partition(data, words)
-
-
-@pytest.mark.parametrize("inputs", [np.zeros((1, 3)), np.zeros((4, 3))[::4], np.zeros((3, 1)).T])
-def test_the_hash_of_a_single_example_is_that_of_its_numbers(inputs):
-    """Its targets are one number with the stride of many."""
-    one = Examples((inputs, np.arange(6)[::6]), kind="classification", num_classes=2)
-    same = Examples(([[0.0, 0, 0]], np.array([0])), kind="classification", num_classes=2)
-    assert one.sha256() == same.sha256()
-
-
-@pytest.mark.parametrize("inputs", [[np.zeros(3), np.zeros(4)], [torch.zeros(3), torch.zeros(4)]])
-def test_arrays_of_different_lengths_name_the_way_to_read_them(inputs):
-    with refused("DataLoader", "collate_fn", "shapes"):
-        Examples((inputs, [0, 1]), kind="classification", num_classes=2)
 
 
 def by_hospital(path=None, target=None):

@@ -7,12 +7,7 @@ import torch
 from torch import nn
 
 from fedhet.tasks.models import build_own_model
-from fedhet.tasks.models.own_weights import (
-    counted,
-    frozen_sha256,
-    load_own_weights,
-    model_metadata,
-)
+from fedhet.tasks.models.own_weights import counted, frozen_sha256, load_own_weights, model_metadata
 from tests.refused import refused
 
 LORA = {"r": 2, "alpha": 6, "target_modules": ["first"]}

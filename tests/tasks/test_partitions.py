@@ -1,7 +1,5 @@
 """Partitions: invariants of all flavours, published sizes, moments of the draws, refusals."""
 
-import os
-
 import numpy as np
 import pytest
 from datasets import Dataset
@@ -86,15 +84,6 @@ def test_dirichlet_reproduces_the_published_partition_of_mnist():
     table = counts(labels, rows)
     assert table[0].tolist() == [0, 0, 0, 5199, 0, 0, 0, 0, 0, 0]
     assert table[4].tolist() == [0, 0, 0, 932, 0, 0, 5918, 6265, 0, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("FEDHET_DATA" not in os.environ, reason="FEDHET_DATA is not set: no MNIST here")
-def test_mnist_itself_has_its_examples_and_the_published_partition():
-    task = make_task("mnist", "dirichlet", clients=5, seed=1, options={"alpha": 0.01})
-    assert task.train_split.read().shape == (60_000, 1, 28, 28)
-    assert (len(task.test_data()), task.num_classes) == (10_000, 10)
-    assert [len(part) for part in task.client_rows] == PUBLISHED_SIZES
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Examples from scikit-learn, the hub, parquet files, image folders and sites."""
 
-import os
 from unittest.mock import Mock
 
 import datasets
@@ -167,17 +166,6 @@ def test_an_image_is_turned_as_its_exif_orientation_says(tmp_path):
         np.testing.assert_array_equal(found[0], np.rot90(pixels, -1))
 
 
-def test_linked_folders_and_names_of_any_bytes_are_read(tmp_path):
-    write_image_folder(tmp_path / "train", {"cat": 3, "dog": 3})
-    write_image_folder(tmp_path / "more", {"cat": 4})
-    (tmp_path / "train" / "cat" / "more").symlink_to(tmp_path / "more" / "cat")
-    (tmp_path / "train" / "cat" / "loop").symlink_to(tmp_path / "train" / "cat")
-    (first, *_) = sorted((tmp_path / "train" / "dog").glob("*.png"))
-    os.rename(first, os.fsencode(first.parent) + b"/caf\xe9.png")
-    task = make_task("image_folder", path=str(tmp_path), image_size=12)
-    assert task.num_train + len(task.test_data()) == 10
-
-
 def test_broken_image_folders_are_refused_by_key(tmp_path):
     refuses("task.path", "image_folder")
     refuses("task.path", "image_folder", path=str(tmp_path / "no"))
@@ -208,13 +196,6 @@ def test_images_of_more_than_8_bits_are_refused_and_not_cut_off(tmp_path, kind, 
     Image.fromarray(np.full((8, 8), 300).astype(kind)).save(deep)
     message = f"deep.{suffix} 8 {mode}"
     refuses(message, "image_folder", path=str(tmp_path))
-
-
-def test_an_image_of_16_bits_in_a_table_is_refused_with_its_row(tmp_path):
-    deep = np.stack([np.zeros((8, 8), "uint16"), np.full((8, 8), 300, "uint16")])
-    write_parquet(tmp_path / "mnist" / "train.parquet", deep, {"label": np.arange(2)})
-    alone = {"path": str(tmp_path), "test_split": None}
-    refuses("train.parquet 0 8", "mnist", **alone)
 
 
 def test_labels_with_fractions_are_refused_in_tables(tmp_path):
@@ -300,17 +281,3 @@ def test_a_link_makes_no_class_of_another(tmp_path, target):
     task = make_task("image_folder", path=str(tmp_path), image_size=12)
     labels = [one.labels.tolist() for one in task._splits]
     assert sorted(labels[0] + labels[1]) == [0] * 3 + [1] * 3
-
-
-def test_a_pipe_is_not_waited_for(tmp_path):
-    write_image_folder(tmp_path / "train", {"cat": 3, "dog": 3})
-    os.mkfifo(tmp_path / "train" / "cat" / "x.png")
-    refuses("x.png pipe", "image_folder", path=str(tmp_path))
-    (tmp_path / "mnist").mkdir()
-    os.mkfifo(tmp_path / "mnist" / "train-0-of-1.parquet")
-    refuses("train-0-of-1.parquet pipe", "mnist", path=str(tmp_path), test_split=None)
-    for name in ("images", "masks"):
-        write_image_folder(tmp_path / "both" / "train", {name: 1})
-    os.mkfifo(tmp_path / "both" / "train" / "images" / "y.png")
-    with refused("y.png", "pipe"):
-        segmentation.load(path=str(tmp_path / "both"))

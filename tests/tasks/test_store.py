@@ -36,19 +36,6 @@ def test_a_decoding_that_fails_leaves_nothing_to_be_taken_for_complete(empty_cac
     assert [path.name for path in empty_cache.iterdir()] == [".x.lock"]
 
 
-def test_where_no_lock_holds_the_first_complete_result_is_kept(empty_cache):
-    folder = empty_cache / "x"
-    folder.parent.mkdir()
-
-    def slow(unfinished):
-        (unfinished / "who").write_text("slow")
-        store._build_and_publish(folder, lambda other: (other / "who").write_text("fast"))
-
-    store._build_and_publish(folder, slow)
-    assert (folder / "who").read_text() == "fast"
-    assert list(empty_cache.iterdir()) == [folder]
-
-
 def test_of_those_that_race_one_builds(empty_cache):
     """Threads stand for processes: the lock is between open files, not between processes."""
     built = []

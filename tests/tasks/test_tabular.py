@@ -67,16 +67,6 @@ def test_a_missing_category_of_the_public_part_is_a_category(table):
     assert inputs.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0]]  # no, yes, nothing
 
 
-def test_a_missing_date_is_a_missing_number(tmp_path):
-    """As a whole number "not a time" is the lowest number that there is."""
-    path = tmp_path / "rows.parquet"
-    days = [pandas.NaT, *pandas.to_datetime(["2020-01-01", "2020-01-03"])]
-    pandas.DataFrame({"seen": days, "income": ["low", "low", "high"]}).to_parquet(path)
-    inputs, _ = all_rows(path, public=3)
-    scale = np.sqrt(2 / 3)  # of -1, 0 and 1
-    np.testing.assert_allclose(inputs[:, 0], np.array([0, -1, 1]) / scale, rtol=1e-5)
-
-
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_times_are_seconds_in_whatever_unit_a_file_has_them(unit):
     times = pandas.to_datetime(["1970-01-01 00:01:00", "1970-01-01 00:03:00", None])
@@ -116,25 +106,6 @@ def test_a_whole_number_is_the_same_category_beside_a_missing_value():
     ]
 
 
-def test_a_negative_class_is_found_as_programs_write_it_too(tmp_path):
-    (tmp_path / "rows.csv").write_text("a,b\n1,-1.0\n2,1.0\n")
-    _, targets = all_rows(tmp_path / "rows.csv", target="b", classes=["-1", "1"])
-    assert targets.tolist() == [0, 1]
-
-
-def test_columns_that_become_categories_for_want_of_a_name_are_said(table, caplog):
-    with caplog.at_level("INFO", "flwr"):
-        all_rows(table, public=4, numeric=["age"])
-    assert "taken as categories, because only task.data_options.numeric is given: town, member" in (
-        caplog.text
-    )
-
-
-def test_numbers_can_be_categories(table):
-    inputs, _ = all_rows(table, public=4, categorical=["age"], numeric=[])
-    assert inputs.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 0]]
-
-
 def test_a_regression_has_its_targets_as_they_are(table):
     table.write_text("a,b\n1,0.5\n2,-3\n3,1e3\n")
     inputs, targets = all_rows(table, target="b", kind="regression", classes=None, public=3)
@@ -161,14 +132,8 @@ def test_one_file_is_split_always_in_the_same_way(table):
 WRONG = [
     ({"target": None}, "task.target=null"),
     ({"target": "x"}, "rows.csv"),
-    (
-        {"numeric": ["town"]},
-        "1 task.data_options.categorical",
-    ),
-    (
-        {"target": "town", "kind": "regression"},
-        "1 task.kind=classification",
-    ),
+    ({"numeric": ["town"]}, "1 task.data_options.categorical"),
+    ({"target": "town", "kind": "regression"}, "1 task.kind=classification"),
     ({"numeric": ["town"], "categorical": ["town"]}, "town"),
     ({"classes": ["low"]}, "task.classes"),
     ({"classes": None}, "task.classes=null"),
@@ -239,14 +204,6 @@ def test_a_value_that_is_no_number_is_named_by_its_row_of_the_file(table, value,
     with refused("column a", f"row {row}") as said:
         all_rows(table, numeric=["a"], public=1, **options)
     assert value not in str(said.value).removeprefix(str(table))  # a site's error is sent
-
-
-def test_values_that_become_zeros_are_logged(table, caplog):
-    with caplog.at_level("WARNING", logger="flwr"):
-        all_rows(table)
-    said = [record.getMessage() for record in caplog.records]
-    assert any("column town: 1 of 4 values" in line for line in said)
-    assert any("column member: 1 of 4 values" in line for line in said)
 
 
 # ------------------------------------------------------------------------------ a federated fit
@@ -349,11 +306,6 @@ def test_an_mlp_of_no_layer_or_no_scale_is_refused(wrong):
         tabular.mlp([2], 1, **wrong)
 
 
-def test_a_test_part_without_a_row_is_none(table):
-    options = {"path": str(table), "target": "income", "public": 2, "test_fraction": 0.01}
-    assert task_of("tabular", options, classes=CLASSES).test_data() is None
-
-
 def test_the_mlp_answers_in_the_unit_of_the_targets():
     model = tabular.mlp([2], 1, hidden=[], mean=150.0, std=10.0)
     assert isinstance(model[0], nn.Linear)
@@ -405,16 +357,6 @@ def test_one_value_among_numbers_is_said_with_its_column_and_row(table, value, r
             tabular.load(**options, classes=["y", "n"], **given)
     inputs = tabular.load(**options, classes=["y", "n"], categorical=["age"])[0][0]
     assert inputs.shape == (100, 100)
-
-
-def test_a_whole_number_of_any_size_in_parquet_is_said(tmp_path):
-    rows = {"age": [*range(29), 2**63], "b": ["y", "n"] * 15}
-    pandas.DataFrame(rows).astype({"age": "uint64"}).to_parquet(tmp_path / "a.parquet")
-    tabular.load(path=str(tmp_path / "a.parquet"), target="b", classes=["y", "n"])
-    rows["age"] = [str(n) for n in rows["age"][:-1]] + [HUGE]
-    pandas.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
-    with refused("column age", "row 30"):
-        tabular.load(path=str(tmp_path / "a.parquet"), target="b", classes=["y", "n"])
 
 
 def test_a_column_of_names_is_left_out_and_said(table, caplog):

@@ -13,11 +13,7 @@ from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import read_run
 from fedhet.report.site_data import Decisions, Site, SiteFigures
 
-SITES = (
-    Site(0, "Bern", 100, 20),
-    Site(1, "Basel", 300, 60),
-    Site(2, "Genf", 50, 10, unseen=True),
-)
+SITES = (Site(0, "Bern", 100, 20), Site(1, "Basel", 300, 60), Site(2, "Genf", 50, 10, unseen=True))
 FIGURES = SiteFigures(
     SITES,
     shared={"accuracy": [0.9, 0.7, 0.5], "loss": [0.1, 0.2, 0.3], "f1": [0.8, 0.6, None]},

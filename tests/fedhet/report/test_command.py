@@ -106,11 +106,7 @@ def test_each_published_table_has_a_section_and_a_wrong_description_is_said(writ
     _, first, second = tables.split("\n## Table ")
     assert "| FedAvg | 50.00<br>paper 50 (+0.0) |" in first
     assert "| FedAvg | 70.00<br>paper 75 (-5.0) |" in second
-    for words in (
-        "paper.metric",
-        "| MOON | 80.0 | - | 1 |",
-        "| SCAFFOLD | 90.0 | - | 1 |",
-    ):
+    for words in ("paper.metric", "| MOON | 80.0 | - | 1 |", "| SCAFFOLD | 90.0 | - | 1 |"):
         assert words in methods
     assert (tmp_path / "sweep" / "report" / "report_2_scores.png").exists()
 

@@ -105,19 +105,6 @@ def test_a_verdict_says_no_more_than_the_seeds_show(compared, finals, sentence):
     assert about.startswith(sentence)
 
 
-def test_the_smallest_of_errors_shows_three_digits(finished_run):
-    errors = {"fedavg": (0.0013, 0.0015), "fedprox": (0.0007, 0.0009)}
-    runs = [
-        finished_run(method, seed, (0.1, 0.2), columns={"mse": value})
-        for method, values in errors.items()
-        for seed, value in enumerate(values)
-    ]
-    (found,) = comparisons(automatic_layout(runs), Figure("mse"))
-    shown = [row[2].text for row in ranked_table([found]).rows]
-    assert shown == ["0.000800 ± 0.000141", "0.001400 ± 0.000141"]
-    assert verdict([found]) == ["FedProx is 0.000600 below FedAvg with each of 2 common seeds."]
-
-
 def test_smaller_losses_are_better_and_a_missed_target_is_last(compared):
     """Losses of ``rows_of`` are 1 / round; of the targets' rounds a bound is no number."""
     (found,) = compared(figure=Figure("rounds_to", 0.55), fedavg=(60, 60), fedpvr=(50, 60))
@@ -153,7 +140,3 @@ def test_a_difference_is_seen_whatever_the_unit_of_the_scores(finished_run):
 def test_a_baseline_of_no_completed_run_is_refused():
     with pytest.raises(ConfigError, match="--baseline fedavg: no run is completed"):
         check_baseline([], "fedavg")
-
-
-def test_equal_seeds_of_one_method_have_no_interval(compared):
-    assert verdict(compared(fedavg=(50, 50, 50)))[0].endswith("Equal in all of 3 seeds.")

@@ -1,9 +1,7 @@
 """fedhet-watch over a run that goes on."""
 
 import http.client
-import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -61,16 +59,6 @@ def test_only_the_page_is_served_to_a_browser_of_this_machine(write_run, tmp_pat
     assert {ask(method=method)[0] for method in ("POST", "PUT", "DELETE", "HEAD")} == {501}
 
 
-@pytest.mark.slow
-def test_a_connection_without_a_request_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedhet.report.live._Handler.timeout", 0.1)
-    with server_of(LivePage([tmp_path]), 0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with socket.create_connection((ADDRESS, server.server_port), timeout=SECONDS) as idle:
-            assert idle.recv(1) == b""  # closed, by the server
-        server.shutdown()
-
-
 def test_a_run_is_running_while_it_writes_if_half_a_line_and_if_it_was_resumed(
     write_run, tmp_path, serve, monkeypatch
 ):
@@ -126,26 +114,6 @@ def test_ctrl_c_ends_the_command_without_a_traceback(write_run, tmp_path):
         watch.send_signal(signal.SIGINT)
         _, errors = watch.communicate(timeout=60)
     assert (watch.returncode, errors.strip()) == (130, "fedhet-watch: stopped")
-
-
-def test_an_unknown_baseline_is_refused_where_no_other_run_can_appear(write_run, tmp_path):
-    run, sweep, index = write_run(), tmp_path / "sweep", tmp_path / "sweep" / "sweep.json"
-    for status in ("completed", "running"):
-        index.write_text(json.dumps({"status": status, "jobs": []}))
-        LivePage([sweep], "fedavg")
-        if status == "running":
-            LivePage([sweep], "scaffold")
-            continue
-        with pytest.raises(ConfigError, match="--baseline scaffold is unknown; allowed: fedavg"):
-            LivePage([sweep], "scaffold")
-    with pytest.raises(ConfigError, match="--baseline scaffold is unknown"):
-        LivePage([run], "scaffold")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
-def test_a_page_without_runs_has_no_baseline_yet(tmp_path):
-    assert "No run has begun" in LivePage([tmp_path], "fedavg").html()
 
 
 def test_a_wrong_folder_or_port_is_said(tmp_path, capsys):

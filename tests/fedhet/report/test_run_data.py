@@ -9,7 +9,6 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.results import read_rows, write_rows
 from fedhet.report import data_file
 from fedhet.report.data_file import Origin, Partition, ReportData, merged, parse, thinned, to_text
-from fedhet.report.live import _watched
 from fedhet.report.run_data import Run, columns_of, find_runs, read_run
 from fedhet.report.statistics import Figure
 
@@ -37,26 +36,6 @@ def test_an_incomplete_last_line_is_left_out_and_a_missing_summary_means_unfinis
     assert (run.method, run.seed, run.status) == ("fedprox", 1, "unfinished")
     assert "it has no summary.json" in run.error
     assert len(run.points("accuracy")) == 4
-
-
-def test_files_that_cannot_be_read_are_named(write_run):
-    folder = write_run()
-    rows = (folder / "metrics.jsonl").read_text().splitlines()
-    for text, error in (
-        ("\n".join([rows[0], "{oops", rows[2]]), "its metrics.jsonl cannot be read"),
-        ("\n".join(rows[:3]), "its metrics.jsonl has 2 rounds, and its summary.json says 3"),
-        ('{"accuracy": 0.5}', "line 1"),
-    ):
-        (folder / "metrics.jsonl").write_text(text + "\n")
-        run = read_run(folder, "a", 0)
-        assert run.status == "unfinished"
-        assert error in run.error
-    (folder / "config.yaml").write_text("a: [1\n")
-    (folder / "summary.json").write_text('{"status": "compl')
-    run = read_run(folder, "a", 0)
-    assert run.method == "unknown"
-    assert "config.yaml" in run.error
-    assert "summary.json" in run.error
 
 
 def test_refused_replies_have_their_round(write_run):
@@ -166,17 +145,3 @@ def test_a_round_without_an_alarm_has_none_where_another_has_some():
     rows = [{"round": 0}, {"round": 1}, {"round": 2, "alarms": 2}, {"round": 3}]
     assert columns_of(rows)["alarms"] == [None, 0, 2, 0]
     assert "alarms" not in columns_of(rows[:2])
-
-
-def test_folders_that_link_to_each_other_are_searched_once(tmp_path, write_run):
-    run = write_run(name="run")
-    top = run.parent
-    (top / "a").mkdir()
-    (top / "b").mkdir()
-    for one, other in ("ab", "ba"):
-        for number in range(8):  # with a path for each way through them, a search would not end
-            (top / one / f"link-{number}").symlink_to(top / other)
-    (top / "a" / "up").symlink_to(top)
-    (top / "self").symlink_to(top / "self")
-    assert list(find_runs(top)) == [run]
-    assert {path.parent for path in _watched(top)} == {run}

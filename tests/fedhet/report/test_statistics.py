@@ -3,8 +3,8 @@
 import pytest
 
 from fedhet.report.layout import automatic_layout
-from fedhet.report.statistics import Figure, decimals, estimate, measured_metrics, sensible_targets
-from fedhet.report.tables import accuracies_table, metrics_tables
+from fedhet.report.statistics import Figure, estimate, measured_metrics, sensible_targets
+from fedhet.report.tables import metrics_tables
 
 
 @pytest.fixture
@@ -43,16 +43,6 @@ def test_the_mean_of_the_last_five_and_figures_of_one_seed(runs, finished_run):
     assert estimate(two, [many]).mean == pytest.approx(45)  # of .4 and .5
     assert two.title == "mean accuracy of the last 2 evaluations (%)"
     assert estimate(Figure("rounds_to", 0.6), runs[:1]).text(1) == "2"
-
-
-def test_the_table_says_when_a_run_has_fewer_evaluations_than_the_mean_of_the_last_needs(runs):
-    layout = automatic_layout(runs)  # three evaluations after training started
-    fewer = "mean of the last 5 evaluations (of as many as there are: 3 at least),"
-    assert fewer in accuracies_table(layout, Figure("accuracy")).caption
-    enough = accuracies_table(layout, Figure("accuracy", evaluations=3)).caption
-    assert "mean of the last 3 evaluations, which" in enough
-    cut = accuracies_table(layout, Figure("accuracy", evaluations=3, last_round=2)).caption
-    assert "(of as many as there are: 2 at least)" in cut
 
 
 def test_metrics_are_best_where_they_are_largest_or_for_errors_smallest(finished_run):
@@ -125,8 +115,3 @@ def test_what_a_target_takes_that_the_first_model_has_is_nothing(finished_run):
     run.columns["simulated_seconds"][0] = None  # as in metrics.jsonl
     values = [Figure(name, target=0.25).of(run) for name in ("rounds_to", "bytes_to", "seconds_to")]
     assert [value.number for value in values] == [0.0, 0.0, 0.0]
-
-
-def test_megabytes_of_small_models_show_their_digits():
-    assert decimals(Figure("bytes_to", target=0.5), [0.0034, 0.12], of_percent=1) == 4
-    assert decimals(Figure("rounds_to", target=0.5), [12.0, 3.5], of_percent=1) == 1

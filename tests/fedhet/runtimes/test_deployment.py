@@ -490,36 +490,6 @@ def test_a_submission_that_nobody_answers_is_in_doubt_and_can_be_repeated(ending
     assert (first.run_id, followed.run_id, control.status.called) == (0, 8, False)
 
 
-@pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_ends_the_launcher_also_where_the_run_is_then_not_accepted(tmp_path):
-    """In a sweep the next job would begin else."""
-
-    def start(words: list[str], code: tuple[Path, ...]) -> int:
-        signal.raise_signal(signal.SIGINT)
-        raise LaunchError("no")
-
-    control = superlink()
-    control.start.side_effect = start
-    launched = recipe(results_dir=str(tmp_path))
-    run: Any = DeploymentRun(launched.runtime, tmp_path / "log.txt")
-    run._control = control
-    with pytest.raises(KeyboardInterrupt):
-        run.submit(launched, [])
-    assert run.interrupted() == "stopped; nothing was submitted"
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_run_can_be_submitted_from_any_thread(tmp_path):
-    followed: list[RunRecord] = []
-    launched = recipe(results_dir=str(tmp_path))
-    other = threading.Thread(
-        target=lambda: followed.append(submit(launched, tmp_path, superlink()))
-    )
-    other.start()
-    other.join()
-    assert [record.run_id for record in followed] == [8]
-
-
 def test_a_sweep_resumes_a_job_whose_checkpoints_are_elsewhere(tmp_path):
     RunRecord("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0).write(tmp_path)
     assert plan_for(tmp_path, recipe()) is Plan.CONTINUE

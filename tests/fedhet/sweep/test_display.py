@@ -1,8 +1,6 @@
 """What a terminal and a log show of a sweep."""
 
 import io
-import re
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -65,13 +63,6 @@ def test_a_terminal_shows_counts_total_and_a_bar_for_each_running_job():
         assert (len(lines), max(map(len, lines)) <= width) == (1 + 10, True)  # of 14 lines
 
 
-def test_skipped_jobs_do_not_shorten_the_estimate():
-    jobs = [completed(0, began=None), completed(1, began=None), completed(2)]
-    assert Snapshot(jobs, total=4, seconds=50.0).seconds_left == 50.0
-    assert Snapshot(jobs[:2], total=4, seconds=50.0).seconds_left is None
-    assert Snapshot(jobs, total=None, seconds=50.0).seconds_left is None
-
-
 def test_a_log_gets_a_line_for_each_job_that_ends_and_for_long_ones_each_minute():
     jobs = [completed(0), job(1, "failed", error="no data"), completed(2, began=None)]
     begun = Snapshot([job(0, "running", 3)], 3, 1.0)
@@ -85,27 +76,6 @@ def test_a_log_gets_a_line_for_each_job_that_ends_and_for_long_ones_each_minute(
     snapshots = [Snapshot(long, 3, float(seconds)) for seconds in range(0, 150, 10)]
     lines = shown_by(80, *snapshots, terminal=False)
     assert lines == "      #0 scaffold seed=3 alpha=0.1: 3/30 50.00 %\n" * 2
-
-
-def test_the_summary_names_jobs_reasons_folder_and_what_to_type():
-    text = ended(completed(0), *(job(n, "failed", error="a reason " * 20) for n in (1, 2)))
-    row = "#0 scaffold seed=3 alpha=0.1 90.00 % 95.00 % 30 12 s"
-    assert " ".join(text.splitlines()[1].split()) == row
-    names = "#1 scaffold seed=3 alpha=0.1, #2 scaffold seed=3 alpha=0.1"
-    assert f"failed   {names}: {'a reason ' * 20}\n" in text  # once, and in one piece
-    for command in ("results  ", "report   fedhet-report ", "continue fedhet -m --resume "):
-        assert f"{command}/results/of/a_sweep\n" in text
-    assert "best     " not in text
-    assert "--resume" not in ended(completed(0))
-
-
-def test_jobs_that_clients_alone_have_measured_show_that_by_its_name():
-    figures = {"client_loss": 0.25, "rounds": 30}
-    theirs = replace(job(0, "completed", 30, figures=figures), score=score(figures))
-    assert re.search(r"client loss +best +rounds +time\n +#0 .* 0\.2500 ", ended(theirs))
-    here = completed(1)
-    mixed = ended(theirs, here)
-    assert re.search(r"accuracy +best .*\n +#0 .* client loss 0\.2500 .*\n +#1 .* 90\.00 %", mixed)
 
 
 def test_the_summary_of_a_search_has_the_best_trial():

@@ -1,6 +1,5 @@
 """One job of a sweep, with a run that only pretends; test_session.py has whole sweeps."""
 
-import contextlib
 import json
 import os
 import signal
@@ -12,7 +11,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import open_dict
 
-from fedhet import signals
 from fedhet.common.results import read_summary, totals
 from fedhet.conf import fingerprint
 from fedhet.conf.project import register_recipes
@@ -145,18 +143,3 @@ def test_a_worker_that_is_asked_to_end_cleans_up_first(sweep):
     assert (ended.value.code, cleaned) == (143, [True])
     assert sweep.reports()[0].status == "stopped"
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-@pytest.mark.slow
-def test_a_worker_whose_signal_a_library_has_swallowed_ends_this_job_alone(sweep):
-    def run(recipe):
-        with contextlib.suppress(BaseException):
-            os.kill(os.getpid(), signal.SIGTERM)
-            signal.sigtimedwait([], 5.0)
-        signals.end_if_signalled()
-        raise AssertionError
-
-    with pytest.raises(SystemExit):
-        run_job(job_of(sweep, 0), run)
-    run_job(job_of(sweep, 1), lambda recipe: signals.end_if_signalled())
-    assert [job.status for job in sweep.reports()] == ["stopped", "completed"]

@@ -36,7 +36,7 @@ def test_submitits_jobs_fail_and_complete(tmp_path):
 
 
 def test_a_sweep_that_was_stopped_ends_as_if_it_had_not_been(tmp_path):
-    words = [*SMALL, "rounds=30"]
+    words = [*SMALL, "rounds=20"]
     joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     with Fork(tmp_path, "-m", *words, "runtime=local", "seed=0,1", *joblib) as sweep:
         wait_for(lambda: rows_of_the_first(tmp_path) > 3 and statuses(tmp_path) == ["running"] * 2)

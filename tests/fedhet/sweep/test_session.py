@@ -160,8 +160,7 @@ def test_a_sweep_resumed_with_other_values_keeps_what_is_done(tmp_path):
         assert [job["number"] for job in jobs] == list(range(len(jobs)))
         return len(jobs), len(re.findall(r"^\[.*earlier$", done.stdout, re.MULTILINE))
 
-    assert resumed("seed=1,2,3") == (6, 4)
-    assert resumed("seed=3,2,4") == (6, 4)  # some get the numbers of others, some are no more
+    assert resumed("seed=3,2") == (4, 2)  # some get the numbers of others, some are no more
     assert resumed("seed=1") == (2, 2)  # their results are there
     assert index_of(tmp_path)["varied"] == ["strategy", "seed"]
     assert not (path / "replaced").exists()

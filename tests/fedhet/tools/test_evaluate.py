@@ -131,10 +131,7 @@ def test_the_command_names_the_runs_that_it_cannot_evaluate_and_continues(
         (["--task", "image_size=16"], "or the task is another"),
         (["--task", "classes=[a"], "--task classes=[a cannot be read"),
         (["--task", "path"], "write --task path=VALUE"),
-        (
-            ["--task", "path=/data/new"],
-            "task.path=/data/new: task.source=embedded",
-        ),
+        (["--task", "path=/data/new"], "task.path=/data/new: task.source=embedded"),
         (["--augmented", "2"], "set --task flip=true or --task crop_padding=4"),
         (["--out", "."], "--out . is a folder: name a file"),
         (["--out", "pyproject.toml/figures.json"], "pyproject.toml"),

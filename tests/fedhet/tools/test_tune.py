@@ -13,16 +13,8 @@ from fedhet.conf import compose, fingerprint
 from fedhet.sweep.resume import FolderTaken
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 from fedhet.tools import tune as module
-from fedhet.tools.tune import (
-    CHOICES,
-    Candidate,
-    Search,
-    cell_name,
-    chosen,
-    expanded,
-    main,
-    tune,
-)
+from fedhet.tools.tune import CHOICES, Candidate, Search, cell_name, chosen, expanded, main, tune
+from tests.processes import Fork, finish
 from tests.recipes import TINY
 
 GRID = ["local.lr=0.1,0.2", "schedule=constant,cosine"]
@@ -47,8 +39,9 @@ def test_the_highest_accuracy_is_chosen_and_of_equal_ones_the_lowest_loss():
 
 
 @pytest.mark.flower
-def test_methods_with_models_of_the_clients_own_are_chosen_by_these(tmp_path):
+def test_methods_with_models_of_the_clients_own_are_chosen_by_these(tmp_path, monkeypatch):
     """Ditto's coefficient does not touch the shared model, by which all candidates are equal."""
+    monkeypatch.setattr(module, "_launch", lambda words: finish(Fork(tmp_path, *words))[0])
     words = "task=digits strategy=ditto clients=3 rounds=2 local.epochs=1 partition.holdout=0.3"
     words += " partition.alpha=0.1 --grid strategy.ditto.coefficient=5,0 --out"
     main([*words.split(), str(tmp_path / "tuned")])

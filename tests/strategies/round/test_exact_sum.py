@@ -9,12 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet.strategies.round.exact_sum import (
-    MOST_SUMMANDS,
-    ExactSum,
-    largest_summand,
-    norms_of,
-)
+from fedhet.strategies.round.exact_sum import MOST_SUMMANDS, ExactSum, largest_summand, norms_of
 
 BLOCK = 1 << 16  # tensors from this size on are added one by one, smaller ones as one
 RESOLUTION = 2.0**-60

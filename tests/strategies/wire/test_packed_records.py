@@ -10,12 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedhet.strategies.wire import packed_records
-from fedhet.strategies.wire.packed_records import (
-    PACKED,
-    packed,
-    unpacked,
-    with_plain_records,
-)
+from fedhet.strategies.wire.packed_records import PACKED, packed, unpacked, with_plain_records
 from fedhet.strategies.wire.records import to_record
 
 TENSORS = {

@@ -305,10 +305,7 @@ def central(z=1.0, norm=0.3, clipping="client", kind=CentralFixed, **slots) -> F
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    [
-        {},
-        {"kind": CentralAdaptive, "norm": {"initial_clipping_norm": 0.3, "count_stddev": 3.0}},
-    ],
+    [{}, {"kind": CentralAdaptive, "norm": {"initial_clipping_norm": 0.3, "count_stddev": 3.0}}],
 )
 def test_with_secure_aggregation_it_is_the_same_round(how):
     params, metrics = [], []
