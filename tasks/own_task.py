@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Subset
 from fedhet.common.errors import ConfigError, SetupError
 from fedhet.tasks import tabular
 from fedhet.tasks.column_statistics import ColumnStatistics
-from fedhet.tasks.config import NAMED, OwnConfig
+from fedhet.tasks.config import NAMED, OwnConfig, head_of
 from fedhet.tasks.examples import IGNORED, Clients, Examples, clients_of, is_pair
 from fedhet.tasks.losses import LOSSES, Loss, loss_of, require_logits
 from fedhet.tasks.metrics import Measured, Predictions
@@ -209,7 +209,7 @@ class OwnTask(Measured, Partitioned):
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input: the recipe's, or else that of the server's own examples."""
         if self.config.input_shape is not None:
-            return self.config.input_shape
+            return tuple(self.config.input_shape)
         given = self._server_test if self.by_client else self._all[0]
         if given is None:
             raise ConfigError(
@@ -277,18 +277,11 @@ class OwnTask(Measured, Partitioned):
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
         config, known = self.config, self._known_to_models()
         classifies = config.kind == "classification"
-        how: dict[str, Any] = {
-            "classifier": config.classifier,
-            "head_bias": config.head_bias,
-            "head_init": config.head_init,
-            "lora": config.lora,
-            "seed": seed,
-        }
+        how: dict[str, Any] = {"head": head_of(config), "lora": config.lora, "seed": seed}
         if self.functions.model is None:
-            shape = self.input_shape
             model = build_model(
                 config.model,
-                input_shape=shape,
+                input_shape=self.input_shape,
                 num_classes=config.outputs,
                 options=config.model_options,
                 **how,

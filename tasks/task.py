@@ -14,7 +14,14 @@ from torch import Tensor
 
 from fedhet.common.errors import ConfigError, SetupError
 from fedhet.common.metrics import Kind
-from fedhet.tasks.config import AnyConfig, ImageConfig, OwnConfig, TextConfig, read_config
+from fedhet.tasks.config import (
+    AnyConfig,
+    ImageConfig,
+    OwnConfig,
+    TextConfig,
+    head_of,
+    read_config,
+)
 from fedhet.tasks.examples import Examples
 from fedhet.tasks.feature_shift import FeatureShift, Pixels
 from fedhet.tasks.losses import loss_of, require_logits
@@ -133,9 +140,7 @@ class Task(Measured, Partitioned):
             self.config.model,
             input_shape=self.input_shape,
             num_classes=self.num_classes,
-            head_bias=self.config.head_bias,
-            head_init=self.config.head_init,
-            classifier=self.config.classifier,
+            head=head_of(self.config),
             options=self.config.model_options,
             lora=self.config.lora,
             seed=seed,

@@ -131,7 +131,8 @@ def test_ctrl_c_ends_the_command_without_a_traceback(write_run, tmp_path):
 def test_an_unknown_baseline_is_refused_where_no_other_run_can_appear(write_run, tmp_path):
     run, sweep, index = write_run(), tmp_path / "sweep", tmp_path / "sweep" / "sweep.json"
     for status in ("completed", "running"):
-        index.write_text(json.dumps({"status": status, "jobs": []}))
+        found = {"overrides": [], "began": "2026-11-28", "status": status, "jobs": []}
+        index.write_text(json.dumps(found))
         LivePage([sweep], "fedavg")
         if status == "running":
             LivePage([sweep], "scaffold")
