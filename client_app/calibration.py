@@ -27,7 +27,7 @@ def calibrate_reply(client: FederatedClient, message: Message) -> Message:
     """
     config: dict[str, Any] = dict(message.content.config_records[CONFIG])
     logits, labels = client.logits(arrays_of(client, message), config)
-    random = np.random.default_rng([client.seed, client.client_id, _SPLIT])
+    random = np.random.default_rng([client.shared.seed, client.client_id, _SPLIT])
     own = Client.split(logits, labels, config["temperature-share"], random)
     if "temperature" not in config:
         answer: dict[str, Tensor] = {LOG_LOSSES: torch.from_numpy(own.log_losses())}

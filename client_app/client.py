@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from pathlib import Path
@@ -15,8 +14,9 @@ from flwr.client import NumPyClient
 from flwr.common import NDArrays, Scalar
 from flwr.common.logger import log
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
+from fedhet.client_app.shared_model import SharedModel
 from fedhet.client_app.state import ClientState, ClientStateStore, require_state
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
@@ -35,20 +35,9 @@ from fedhet.strategies.components.local_training import (
     summary_of,
     train_locally,
 )
-from fedhet.strategies.components.local_training_config import LocalTrainingConfig
-from fedhet.strategies.components.tensor_selection import (
-    TensorSelector,
-    personal_names,
-    shared_names,
-    tensors_of,
-    trainable_shared,
-)
+from fedhet.strategies.components.tensor_selection import tensors_of
 from fedhet.strategies.round.client_snapshots import FILE, load_trained
-from fedhet.strategies.wire.compressed_records import Received
-from fedhet.strategies.wire.compression import Compression
 from fedhet.tasks.evaluation import class_accuracies, classifies, evaluate_model, logits_of
-from fedhet.tasks.metrics import MetricSet
-from fedhet.tasks.models.attributes import PlainAttributes
 
 PERSONAL = "personal"  # entry of the client state: the tensors that are never sent
 
@@ -59,87 +48,33 @@ class FederatedClient(NumPyClient):
 
     ``fit`` and ``evaluate`` keep NumPyClient's contract for the tensors in ``shared_names``.
     Payloads are passed beside it: set ``received`` before ``fit``, read ``sent`` after it.
-
     """
 
+    shared: SharedModel
     client_id: int  # the partition id
-    model: nn.Module  # on its device; ``forward`` returns (features, logits)
     data: ClientData  # the training examples
-    loss: Callable[[Tensor, Tensor], Tensor]  # mean task loss of (logits, labels)
     optimizer: LocalOptimizer
-    options: LocalTrainingConfig
     store: ClientStateStore
     sides: Mapping[str, ClientSide] = field(default_factory=dict)
-    seed: int = 0  # of the run: with round and id it seeds batches, augmentation and dropout
     held_out: ClientData | None = None  # examples that are not trained on, for ``evaluate``
-    # of (logits, labels), to train on; None: ``loss``
+    # of (logits, labels), to train on; None: that of ``shared``
     training_loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    # tensors that are kept in the client state and never sent
-    personal: TensorSelector = field(default_factory=lambda: TensorSelector("none"))
-    test_data: ClientData | None = None  # the global test set, in a simulation
-    # builds a freshly initialised model of a seed, for ``options.initial="own"``
-    build: Callable[[int], nn.Module] | None = None
-    metrics: MetricSet | None = None  # what evaluations measure beside loss and accuracy
-    compression: Compression = field(default_factory=Compression)  # of train messages
-    # what the tensors of ``personal`` begin as while there is no state, in place of the seed's
-    kept: Tensors = field(default_factory=dict)
-    decoded: Received | None = None  # x, as the last message to a client of this model had it
-    received: Payloads = field(default_factory=dict)
-    sent: Payloads = field(default_factory=dict)
-    state: ClientState = field(default_factory=dict)  # after training, for ``save_state``
+    # what the tensors that stay begin as while there is no state, in place of the seed's
+    kept: Tensors = field(default_factory=dict, init=False)
+    received: Payloads = field(default_factory=dict, init=False)
+    sent: Payloads = field(default_factory=dict, init=False)
+    state: ClientState = field(default_factory=dict, init=False)  # to be saved, after training
 
     def __post_init__(self) -> None:
-        """Check sides and phases against model and optimizer."""
-        self._params = dict(self.model.named_parameters())
-        self.personal_names = set(personal_names(self.model, self.personal))
-        for phase in self.options.phases:
-            phase.layers.select(self._params)
-        self.shared_names = shared_names(self.model, self.personal)
-        shared = trainable_shared(self.model, self.personal)
-        for side in self.sides.values():
-            side.check(self.model, self.optimizer, shared)
-        self.buffer_names = {name for name, _ in self.model.named_buffers()}
-        self._tensors = tensors_of(self.model)
-        self._trained = {name: param.requires_grad for name, param in self._params.items()}
-        own = self._tensors.keys() - set(self.shared_names)
-        self._initial = {name: self._tensors[name].clone() for name in own}
-        # What no state holds begins each message anew: the next may be another client's.
-        self._passing = {
-            name: value.clone()
-            for name, value in self.model.named_buffers()
-            if name not in self._tensors
-        }
-        self._attributes = PlainAttributes(self.model.modules())
-
-    def rebind(
-        self,
-        client_id: int,
-        data: ClientData,
-        held_out: ClientData | None,
-        optimizer: LocalOptimizer,
-        sides: Mapping[str, ClientSide],
-        store: ClientStateStore,
-    ) -> FederatedClient:
-        """Return another client on the same model, without what this client left in it.
-
-        Optimizer and sides must be like this one's: they are not checked again.
-        """
-        other = copy.copy(self)
-        other.client_id, other.data, other.held_out = client_id, data, held_out
-        other.optimizer, other.sides, other.store = optimizer, sides, store
-        other.received, other.sent, other.state, other.kept = {}, {}, {}, {}
-        if not other.model.training:
-            other.model.train()
-        for name, param in self._params.items():
-            param.grad = None
-            param.requires_grad_(self._trained[name])
-        return other
+        """Take the model over from the client before."""
+        self.shared.check(self.optimizer, self.sides)
+        self.shared.reset()
 
     def begin_as(self, kept: Tensors) -> None:
         """Let the tensors that stay here begin as ``kept`` while they have no state."""
         for name, value in kept.items():
-            if name not in self._initial or value.shape != self._initial[name].shape:
-                here = self._initial.get(name)
+            here = self.shared.initial.get(name)
+            if here is None or value.shape != here.shape:
                 raise ConfigError(
                     f"the server's initial model has {name} {tuple(value.shape)} for what stays "
                     f"at this client, whose model has "
@@ -148,17 +83,12 @@ class FederatedClient(NumPyClient):
                 )
         self.kept = kept
 
-    def shared_tensors(self) -> tuple[Tensors, Tensors]:
-        """Return the tensors that travel, live: the trained ones, and the buffers."""
-        shared = {name: self._tensors[name] for name in self.shared_names}
-        buffers = {name: value for name, value in shared.items() if name in self.buffer_names}
-        return {name: v for name, v in shared.items() if name not in buffers}, buffers
-
     # ---- NumPyClient -------------------------------------------------------------------------
 
     def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
         """Return the shared tensors, in the order of ``shared_names``."""
-        return [self._tensors[name].detach().cpu().numpy().copy() for name in self.shared_names]
+        shared = self.shared
+        return [shared.tensors[name].detach().cpu().numpy().copy() for name in shared.shared_names]
 
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
@@ -198,30 +128,29 @@ class FederatedClient(NumPyClient):
             loss, accuracy = self._evaluate()
             metrics |= {"received-loss": loss, **_accuracy("received-accuracy", accuracy)}
             metrics |= self._measured("received-")
-        with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
+        with self._seeded(round) as (generator, for_sides):
             context = self._context(state, round, float(config["lr"]), for_sides)
-            if round == 1 and self.options.initial == "own":
+            if round == 1 and self.shared.options.initial == "own":
                 self._start_from_own()
                 context.start_here()
             for side in self.sides.values():
                 side.begin(context)
             sides = list(self.sides.values())
-            if self.options.reuse_training:
+            if self.shared.options.reuse_training:
                 summary, train_loss = self._take_trained(
-                    Path(self.options.reuse_training), context.lr
+                    Path(self.shared.options.reuse_training), context.lr
                 )
             else:
                 summary, train_loss = train_locally(
-                    context, sides, self.optimizer, self.options, generator
+                    context, sides, self.optimizer, self.shared.options, generator
                 )
             self.sent = {}
             for name, side in self.sides.items():
                 self.sent |= _require_sent(name, side.end(context, summary))
-        if self.personal_names:
-            own = {name: self._tensors[name].clone() for name in self.personal_names}
-            context.state[PERSONAL] = own
+        if self.shared.personal_names:
+            context.state[PERSONAL] = self.shared.copies(self.shared.personal_names)
         self.state = require_state(context.state)
-        if lost and (self.state or self.compression.keeps_state):
+        if lost and (self.state or self.shared.compression.keeps_state):
             log(WARNING, "client %s lost its state of round %s", self.client_id, version)
             metrics[STATE_LOST] = 1.0
         # of the shared tensors, unless only personal ones are trained
@@ -232,14 +161,6 @@ class FederatedClient(NumPyClient):
             with self._own_model(context):
                 metrics |= self._evaluate_own()
         return summary.num_examples, metrics
-
-    @torch.no_grad()
-    def change_since(self, received: Tensors) -> dict[str, Tensor]:
-        """Return y_i - x of the shared tensors, in host memory; ``received`` is x."""
-        return {
-            name: torch.sub(self._tensors[name].cpu(), x, out=torch.empty_like(x))
-            for name, x in ((name, received[name]) for name in self.shared_names)
-        }
 
     def save_state(self, config: Mapping[str, Scalar]) -> None:
         """Store ``state``, if there is any, as the version of the config's round."""
@@ -274,27 +195,23 @@ class FederatedClient(NumPyClient):
         if self.held_out is None:
             raise ConfigError("this client has no held-out examples: set partition.holdout")
         self._load_known(parameters, config)
-        return logits_of(self.model, self.held_out)
+        return logits_of(self.shared.model, self.held_out)
 
     # ---- pieces ------------------------------------------------------------------------------
 
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._params.values())).device
+    def _seeded(
+        self, round: int
+    ) -> AbstractContextManager[tuple[torch.Generator, torch.Generator]]:
+        return seeded(self.shared.seed, round, self.client_id, self.shared.device)
 
     @property
     def _evaluation_data(self) -> ClientData:
         return self.held_out if self.held_out is not None else self.data
 
-    @torch.no_grad()
     def _load(self, parameters: NDArrays, state: ClientState) -> None:
-        arrays = zip(self.shared_names, parameters, strict=True)
-        self._put({name: torch.from_numpy(value) for name, value in arrays})
-        self._put({**self._initial, **self.kept, **state.get(PERSONAL, {})})
-        for name, value in self._passing.items():
-            owner, _, leaf = name.rpartition(".")
-            setattr(self.model.get_submodule(owner), leaf, value.clone())
-        self._attributes.put_back()
+        arrays = zip(self.shared.shared_names, parameters, strict=True)
+        received = {name: torch.from_numpy(value) for name, value in arrays}
+        self.shared.load(received, {**self.kept, **state.get(PERSONAL, {})})
 
     def _load_known(self, parameters: NDArrays, config: dict[str, Scalar]) -> ClientState:
         """Load ``parameters`` and the committed client state; return the state."""
@@ -303,56 +220,58 @@ class FederatedClient(NumPyClient):
         self._load(parameters, state)
         return state
 
-    @torch.no_grad()
     def _start_from_own(self) -> None:
-        if self.build is None:
+        if self.shared.build is None:
             raise ConfigError("local.initial=own needs `build`, which builds a client's own model")
-        seed = np.random.SeedSequence([self.seed, self.client_id]).generate_state(1)[0]
-        self._put(tensors_of(self.build(int(seed))))
+        seed = np.random.SeedSequence([self.shared.seed, self.client_id]).generate_state(1)[0]
+        self.shared.put(tensors_of(self.shared.build(int(seed))))
 
-    @torch.no_grad()
     def _take_trained(self, run: Path, lr: float) -> tuple[LocalSummary, float]:
         """Load this client's trained model of another run."""
-        found = load_trained(run / FILE, self.client_id, self._tensors)
-        self._put(found.model)
-        taken = steps_by_tensor(self.options, self._params, found.num_steps)
+        shared = self.shared
+        found = load_trained(run / FILE, self.client_id, shared.tensors)
+        shared.put(found.model)
+        taken = steps_by_tensor(shared.options, shared.params, found.num_steps)
         summary = summary_of(found.num_examples, found.num_steps, taken, lr, self.optimizer)
         return summary, found.train_loss
 
     def _context(
         self, state: ClientState, round: int, lr: float, generator: torch.Generator
     ) -> LocalContext:
-        received_state = {n: v.clone() for n, v in self._tensors.items()}
+        shared = self.shared
+        received_state = shared.copies(shared.tensors)
 
         def on_device(payloads: Payloads) -> dict[str, Tensors]:
             return {
-                name: {key: value.to(self._device) for key, value in tensors.items()}
+                name: {key: value.to(shared.device) for key, value in tensors.items()}
                 for name, tensors in payloads.items()
             }
 
         context = LocalContext(
-            model=self.model,
+            model=shared.model,
             received_state=received_state,
-            anchor={n: received_state[n] for n in self.shared_names if n in self._params},
+            anchor={n: received_state[n] for n in shared.shared_names if n in shared.params},
             received=on_device(self.received),
             state=on_device(state),
             data=self.data,
-            loss=self.training_loss or self.loss,
+            loss=self.training_loss or shared.loss,
             round=round,
-            batch_size=self.options.batch_size,
+            batch_size=shared.options.batch_size,
             lr=lr,
         )
         context.generator, context.optimizer = generator, self.optimizer
         return context
 
-    @torch.no_grad()
-    def _evaluate(self) -> tuple[float, float | None]:
-        return evaluate_model(self.model, self._evaluation_data, self.loss, metrics=self.metrics)
+    def _evaluate(self, data: ClientData | None = None) -> tuple[float, float | None]:
+        """Return loss and accuracy on some examples, by default those to evaluate on."""
+        shared = self.shared
+        known = self._evaluation_data if data is None else data
+        return evaluate_model(shared.model, known, shared.loss, metrics=shared.metrics)
 
     def _measured(self, prefix: str = "") -> dict[str, Scalar]:
         """Return the metrics of the last evaluation, without an accuracy that it has itself."""
-        found = {} if self.metrics is None else self.metrics.compute()
-        own = {"accuracy"} if classifies(self.model) else set()
+        found = {} if self.shared.metrics is None else self.shared.metrics.compute()
+        own = {"accuracy"} if classifies(self.shared.model) else set()
         return {f"{prefix}{name}": value for name, value in found.items() if name not in own}
 
     @contextmanager
@@ -361,17 +280,12 @@ class FederatedClient(NumPyClient):
         own: dict[str, Tensor] = {}
         for side in self.sides.values():
             own |= side.own_model(context)
-        trained = {name: self._tensors[name].clone() for name in own}
-        self._put(own)
+        trained = self.shared.copies(own)
+        self.shared.put(own)
         try:
             yield
         finally:
-            self._put(trained)
-
-    @torch.no_grad()
-    def _put(self, values: Tensors) -> None:
-        for name, value in values.items():
-            self._tensors[name].copy_(value)
+            self.shared.put(trained)
 
     def _evaluate_own(self) -> dict[str, Scalar]:
         """Return the scores of the client's own model, y_i if no side has another.
@@ -382,19 +296,17 @@ class FederatedClient(NumPyClient):
         the loss.
         """
         scores: dict[str, Scalar] = {}
+        shared = self.shared
         if self.held_out is not None:
-            _, accuracy = evaluate_model(self.model, self.held_out, self.loss, metrics=self.metrics)
+            _, accuracy = self._evaluate(self.held_out)
             scores |= {**_accuracy("personal-accuracy", accuracy), **self._measured("personal-")}
-        if self.test_data is not None and not classifies(self.model):
-            loss, _ = evaluate_model(self.model, self.test_data, self.loss)
+        if (test_data := shared.test_data) is not None and not classifies(shared.model):
+            loss, _ = evaluate_model(shared.model, test_data, shared.loss)
             scores["personal-test-loss"] = loss
-        elif self.test_data is not None:
+        elif test_data is not None:
+            classes, metrics = self.data.num_classes, shared.metrics
             loss, accuracy, by_class = class_accuracies(
-                self.model,
-                self.test_data,
-                self.loss,
-                self.data.num_classes,
-                metrics=self.metrics,
+                shared.model, test_data, shared.loss, classes, metrics=metrics
             )
             scores |= {"personal-test-loss": loss, "personal-test-accuracy": accuracy}
             scores |= self._measured("personal-test-")
@@ -414,9 +326,9 @@ class FederatedClient(NumPyClient):
         return float((held * by_class.nan_to_num()).sum() / held.sum()) if held.sum() > 0 else None
 
     def _finetune(self, state: ClientState, round: int, lr: float, epochs: int) -> None:
-        options = replace(self.options, epochs=epochs, steps=None, phases=())
+        options = replace(self.shared.options, epochs=epochs, steps=None, phases=())
         optimizer, lr = self.optimizer.for_finetuning(lr)
-        with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
+        with self._seeded(round) as (generator, for_sides):
             context = self._context(dict(state), round, lr, for_sides)
             train_locally(context, [], optimizer, options, generator)
 

@@ -45,9 +45,9 @@ def train_reply(
     config = config_of(message)
     reply = _train(client, message, config, evaluate_every, evaluate_trained)
     payloads, round = compressible(client.sides), int(config["round"])
-    content = encode(reply, client.compression, payloads, round, client.state)
+    content = encode(reply, client.shared.compression, payloads, round, client.state)
     if any(type(s).after_sending is not ClientSide.after_sending for s in client.sides.values()):
-        rounded = rounded_tensors(reply, content, client.compression, payloads, round)
+        rounded = rounded_tensors(reply, content, client.shared.compression, payloads, round)
         if rounded:
             update = rounded.pop(UPDATE, reply.update)
             sent = replace(reply, update=update, payloads={**reply.payloads, **rounded})
@@ -87,30 +87,30 @@ def _train(
     since_first = int(config["round"]) - 1
     config["evaluate-received"] = evaluate_every > 0 and since_first % evaluate_every == 0
     config["evaluate-trained"] = evaluate_trained
-    content, live = message.content, client.shared_tensors()
-    received = received_tensors(content, client.compression, *live, client.decoded)
+    content, shared = message.content, client.shared
+    received = received_tensors(content, shared.compression, *shared.travelling(), shared.decoded)
     anchor, record = received.pop(PARAMS), record_in(content, PARAMS, ArrayRecord)
     client.begin_as(received.pop(KEPT, {}))
-    client.received, client.decoded = received, None if record is None else (record, anchor)
+    client.received, shared.decoded = received, None if record is None else (record, anchor)
     num_examples, metrics = client.train(
-        [anchor[name].numpy() for name in client.shared_names], config
+        [anchor[name].numpy() for name in shared.shared_names], config
     )
     row = {"partition-id": client.client_id, "num-examples": num_examples, **_numbers(metrics)}
-    changes = client.change_since(anchor)
+    changes = shared.change_since(anchor)
     reply = Reply(
         client_id=client.client_id,
         num_examples=num_examples,
         num_steps=int(row["num-steps"]),
         lr_sum=row["lr-sum"],
-        update={name: v for name, v in changes.items() if name not in client.buffer_names},
-        buffers={name: v for name, v in changes.items() if name in client.buffer_names},
+        update={name: v for name, v in changes.items() if name not in shared.buffer_names},
+        buffers={name: v for name, v in changes.items() if name in shared.buffer_names},
         payloads=client.sent,
         per_example=per_example(client.sides),
         metrics=row | {"fit-seconds": time.perf_counter() - began},
     )
     sides = [s for s in client.sides.values() if type(s).upload is not ClientSide.upload]
     if sides:
-        seed = upload_seed(client.seed, client.client_id, message)
+        seed = upload_seed(shared.seed, client.client_id, message)
         for side in sides:
             reply = side.upload(reply, client.received, seed)
     if any(side.clips for side in sides):
@@ -152,7 +152,7 @@ def arrays_of(client: FederatedClient, message: Message) -> NDArrays:
     records = message.content.array_records
     client.begin_as(to_tensors(records[KEPT]) if KEPT in records else {})
     params = to_tensors(records[PARAMS])
-    return [params[name].numpy() for name in client.shared_names]
+    return [params[name].numpy() for name in client.shared.shared_names]
 
 
 def _numbers(metrics: Mapping[str, Scalar]) -> dict[str, float]:

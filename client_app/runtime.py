@@ -14,6 +14,7 @@ from torch import nn
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.messages import trained, without_state
+from fedhet.client_app.shared_model import SharedModel
 from fedhet.client_app.site_policy import POLICY, SitePolicy
 from fedhet.client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
 from fedhet.client_app.trainable import why_not
@@ -58,8 +59,8 @@ ATTACK = "attack"  # the name of a hostile client's last side
 class ClientRuntime:
     """What the clients of one process share, built once and not for every message.
 
-    Optimizer and sides are prototypes; every client gets copies. The clients use the model one
-    after the other; ``client`` is the last. Examples are cached, up to ``_CACHE_BYTES``.
+    Optimizer and sides are prototypes; every client gets copies. Examples are cached, up to
+    ``_CACHE_BYTES``.
 
     Args:
         recipe: composed.
@@ -117,7 +118,21 @@ class ClientRuntime:
             self.attack.white = black_and_white(self.task, self.device)[1]
         self._examples: dict[int, tuple[object, Examples]] = {}  # with the stamp of their folder
         self._cached_bytes = 0
-        self.client: FederatedClient | None = None
+
+    @cached_property
+    def shared(self) -> SharedModel:
+        """The model, which the clients use one after the other."""
+        return SharedModel(
+            self.model,
+            self.task.loss,
+            self.options,
+            self.seed,
+            personal=self.personal,
+            test_data=self.test_data,
+            build=self.task.build_model,
+            metrics=self.metrics,
+            compression=self.compression,
+        )
 
     @cached_property
     def test_data(self) -> AnyData | None:
@@ -179,28 +194,10 @@ class ClientRuntime:
             data, sides[ATTACK] = attack.data(data), attack
         if policy is not None:
             sides[POLICY] = policy.side(data, held_out, self.task)
-        if self.client is None:
-            self.client = FederatedClient(
-                client_id=client_id,
-                model=self.model,
-                data=data,
-                held_out=held_out,
-                loss=self.task.loss,
-                optimizer=optimizer,
-                options=self.options,
-                store=store,
-                sides=sides,
-                seed=self.seed,
-                personal=self.personal,
-                test_data=self.test_data,
-                build=self.task.build_model,
-                metrics=self.metrics,
-                compression=self.compression,
-            )
-        else:
-            self.client = self.client.rebind(client_id, data, held_out, optimizer, sides, store)
-        self.client.training_loss = self.task.training_loss(data.class_counts)
-        return self.client
+        loss = self.task.training_loss(data.class_counts)
+        return FederatedClient(
+            self.shared, client_id, data, optimizer, store, sides, held_out, loss
+        )
 
     def _benign(self, client_id: int, message: Message) -> list[Reply]:
         """Return what the other hostile clients would honestly answer, in their first round."""

@@ -2,7 +2,7 @@
 
 A safetensors file carries both in its metadata: ``fedhet``, a label as JSON (its format and kind,
 the run, and more by kind), and ``sha256``, the hash of the whole file with 64 zeros in the hash's
-own place. Files of version 0.1 have no checksum and are read without one.
+own place. The user's own safetensors files, from which a run may begin, have neither.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from fedhet.common.errors import DamagedFileError, UnreadableFileError
 
-FORMAT = 3  # of labels; files of version 0.1 have no such key
+FORMAT = 3  # of labels
 CHECKPOINT, CLIENT_STATE, CLIENT_MODELS, MODEL = (
     "checkpoint",
     "client state",
@@ -113,13 +113,9 @@ def _label(path: Path, inode: int, size: int, modified: int) -> dict[str, Any]:
 
 
 def require_label(path: Path, label: Label, **expected: object) -> None:
-    """Reject a file whose label differs from what its name or its folder says.
-
-    Files of version 0.1 have no label, so only the keys that they have are compared.
-    """
+    """Reject a file whose label differs from what its name or its folder says."""
     for key, value in expected.items():
-        found = label.get(key, None if "format" in label else value)
-        if found != value:
+        if label.get(key) != value:
             raise DamagedFileError(
-                f"{path} is the wrong file: its {key} is {found!r}, but must be {value!r}"
+                f"{path} is the wrong file: its {key} is {label.get(key)!r}, but must be {value!r}"
             )

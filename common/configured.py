@@ -11,7 +11,8 @@ made from the fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    TypeVar,
     dataclass_transform,
     get_args,
     get_origin,
@@ -28,7 +30,7 @@ from typing import (
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from fedhet.common.errors import ConfigError, did_you_mean
-from fedhet.common.kinds import choices_of, in_words
+from fedhet.common.kinds import Section, choices_of, in_words
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,19 @@ def _field(name: str, hint: Any, default: Any) -> Field:
     return Field(name, hint, default, key, refers, in_code)
 
 
+def signature_of(kind: type[Configured]) -> inspect.Signature:
+    """Return the signature of a function that takes a class's parameters, by name.
+
+    One that must be given has the default None, so that the class itself says what it lacks.
+    """
+    known = {name: f.default for name, f in fields(kind).items()}
+    usual = {name: None if default is MISSING else default for name, default in known.items()}
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature(
+        [inspect.Parameter(name, by_name, default=default) for name, default in usual.items()]
+    )
+
+
 def section_of(field: Field) -> type[Configured] | None:
     """Return the class of a field that is a section with its own parameters."""
     kind = field.annotation
@@ -223,12 +238,36 @@ def _lines(
             yield refusal(key, values.get(name), field.annotation)
 
 
-def refusal(key: str, value: Any, annotation: Any) -> str:
+Node = TypeVar("Node", bound=Section)
+
+
+def checked_section(kind: type[Node], group: str, values: Mapping[str, Any]) -> Node:
+    """Return a node of the recipe from plain values; a ConfigError names each wrong key."""
+    lists = {key: list(one) if isinstance(one, tuple) else one for key, one in values.items()}
+    try:
+        return kind.model_validate(lists)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)
+        lines = [_line(kind, group, str(one["loc"][0]), one["type"], lists) for one in found]
+        raise ConfigError("; ".join(dict.fromkeys(lines))) from None
+
+
+def _line(kind: type[Section], group: str, name: str, why: str, values: Mapping[str, Any]) -> str:
+    field = kind.model_fields.get(name)
+    if field is None:
+        known = ", ".join(kind.model_fields)
+        return f"unknown key {group}.{name}{did_you_mean(name, kind.model_fields)}; it has: {known}"
+    if why == "missing":
+        return f"{group}.{name} is not set: it must be {in_words(field.annotation, field.metadata)}"
+    return refusal(f"{group}.{name}", values.get(name), field.annotation, field.metadata)
+
+
+def refusal(key: str, value: Any, annotation: Any, metadata: Iterable[Any] = ()) -> str:
     """Return what is wrong with a value, and what is allowed."""
     if choices := choices_of(annotation):
         near = did_you_mean(str(value), choices)
         return f"{key}={shown(value)} is unknown{near}; allowed: {', '.join(choices)}"
-    return f"{key}={shown(value)} is not allowed: it must be {in_words(annotation)}"
+    return f"{key}={shown(value)} is not allowed: it must be {in_words(annotation, metadata)}"
 
 
 def _key(kind: type[Configured], name: str) -> str:

@@ -216,8 +216,6 @@ class ResultsFollower:
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a file of JSON lines; a last line without its end is left out.
 
-    NaN and Inf, which version 0.1 could write, are None.
-
     Raises:
         OSError: if it is missing or cannot be read.
         DamagedFileError: if a line is not a JSON object with its round.
@@ -227,7 +225,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def _rows_of(lines: bytes, path: Path) -> list[Row]:
     try:
-        rows = _parse_lines(lines.decode())
+        rows = [json.loads(line) for line in lines.decode().splitlines() if line]
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}") from None
     for number, row in enumerate(rows, 1):
@@ -306,7 +304,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     path = folder / SUMMARY
     try:
         text = path.read_text(encoding="utf-8")
-        summary = json.loads(text, parse_constant=_no_number)
+        summary = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(summary, dict) or "status" not in summary:
@@ -408,14 +406,6 @@ def _digest_of(rows: Iterable[Row]) -> Any:
     for row in rows:
         digest.update(_line(row).encode())
     return digest
-
-
-def _parse_lines(text: str) -> list[Row]:
-    return [json.loads(line, parse_constant=_no_number) for line in text.splitlines() if line]
-
-
-def _no_number(word: str) -> None:
-    """Return None for NaN and Inf, which files of version 0.1 may have."""
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

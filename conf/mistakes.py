@@ -60,7 +60,7 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
     nested = [one for one in groups() if one.endswith(f"/{key}")]
     if nested and str(value) in options_of(nested[0]):
         return f"unknown key {key}: write {nested[0]}={value}"
-    siblings = [one.removeprefix(f"{group}.") for one in known if _parent(one) == group]
+    siblings = [one.removeprefix(f"{group}.") for one in known if one.rpartition(".")[0] == group]
     siblings += [] if group else [one for one in groups() if "/" not in one]
     near = [f"{group}.{one}" if group else one for one in get_close_matches(name, siblings, 3, 0.6)]
     near = below or near
@@ -391,10 +391,6 @@ def value_at(values: Any, path: Iterable[str]) -> Any:
     for part in path:
         values = values.get(part) if isinstance(values, Mapping) else None
     return values
-
-
-def _parent(key: str) -> str:
-    return key.rpartition(".")[0]
 
 
 def one_line(text: str) -> str:

@@ -75,7 +75,8 @@ def _print_help(words: Sequence[str], console: Console) -> None:
     console.print(_HEAD, highlight=False, markup=False)
     methods = Table.grid(padding=(0, 2))
     for name, comment in method_lines().items():
-        purpose = Text(_purpose(comment), no_wrap=True, overflow="ellipsis")
+        said = comment.partition(": ")[2] or comment  # `Name (Authors Year): what it is.`
+        purpose = Text(said, no_wrap=True, overflow="ellipsis")
         methods.add_row(Text(f"  {name}", style="bold"), purpose)
     console.print(methods)
     console.print(_GROUPS, highlight=False, markup=False)
@@ -91,11 +92,6 @@ def _print_help(words: Sequence[str], console: Console) -> None:
         table.add_row(*map(Text, row))
     console.print()
     console.print(table)
-
-
-def _purpose(comment: str) -> str:
-    """Return what a method's first comment says it is: `Name (Authors Year): what it is.`"""
-    return comment.partition(": ")[2] or comment
 
 
 def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:

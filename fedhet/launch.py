@@ -287,16 +287,12 @@ def check_run(
         warm_up()
         if early.end_check():
             return early
-    if with_code or any(map(_is_of_code, words)):
+    if with_code or any(word.lstrip("+~").startswith(_OF_CODE) for word in words):
         with quick_imports():
             from fedhet.server_app.assembly import check_parts
 
         check_parts(recipe)
     return None
-
-
-def _is_of_code(word: str) -> bool:
-    return word.lstrip("+~").startswith(_OF_CODE)
 
 
 def _watch(

@@ -195,7 +195,7 @@ def _client_state(path: Path, run: str | None) -> ClientState:
     """Return what a client keeps, from a file of client_app/state.py."""
     try:
         stored, _, label = load_tensors(path)
-        kind = label.get("kind", CLIENT_STATE)
+        kind = label.get("kind")
         if kind == CLIENT_STATE and run is not None:
             require_label(path, label, run=run)
     except DamagedFileError as error:

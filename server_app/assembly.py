@@ -161,7 +161,7 @@ def client_metrics_of(recipe: DictConfig, task: AnyTask) -> ClientMetrics:
 def server_model_of(task: AnyTask, model: nn.Module) -> ServerModel:
     """Return the task's model for the parts of a strategy that run it."""
     black, white = black_and_white(task, next(model.parameters()).device)
-    shape = task.input_shape if isinstance(task, Task) else task.config.input_shape or ()
+    shape = task.input_shape if isinstance(task, Task) else tuple(task.config.input_shape or ())
     return ServerModel(model, shape, task.num_classes, black, white)
 
 

@@ -18,8 +18,8 @@ from fedhet.strategies.round.round_report import StrategyState
 from fedhet.strategies.wire.tensor_files import below, load_tensors, prepare_tensors
 
 _KEPT = 2  # the last one, and one more in case the disk fails under it
-_PLAIN = ("round", "experiment", "failed_rounds", "restarted")  # of the state
-_OF_MODES = ("clock", "in_flight", "spoilers")
+_PLAIN = ("round", "experiment", "failed_rounds", "restarted", "clock", "in_flight", "spoilers")
+_ABOUT = ("recipe", "rows", "data", "made_by")  # of a checkpoint, beside its tensors and its state
 _BY_CLIENT = ("committed", "personal", "durable")  # JSON has no whole numbers as keys
 
 
@@ -57,8 +57,8 @@ def prepare_checkpoint(folder: Path, checkpoint: Checkpoint) -> Callable[[], Pat
     for group, values in state.tensors.items():
         tensors |= {f"state/{group}/{name}": value for name, value in values.items()}
     label: dict[str, Any] = {"kind": CHECKPOINT, "run": state.experiment}
-    label |= {key: getattr(state, key) for key in (*_PLAIN, *_OF_MODES, *_BY_CLIENT)}
-    label |= {key: getattr(checkpoint, key) for key in ("recipe", "rows", "data", "made_by")}
+    label |= {key: getattr(state, key) for key in (*_PLAIN, *_BY_CLIENT)}
+    label |= {key: getattr(checkpoint, key) for key in _ABOUT}
     label["groups"] = sorted(state.tensors)
     path = folder / f"round-{state.round:06d}.safetensors"
     rename = prepare_tensors(path, tensors, label)
@@ -112,10 +112,9 @@ def _check(path: Path, rows: list[Row] | None, metrics: Path) -> None:
         raise DamagedFileError(f"{path} is no checkpoint")
     round = int(digits)
     _, _, label = load_tensors(path, kind=CHECKPOINT, round=round)
-    expected = label.get("rows")
-    if rows is None or expected is None:  # version 0.1 has none
+    if rows is None:
         return
-    if rows_sha256([row for row in rows if row["round"] <= round]) != expected:
+    if rows_sha256([row for row in rows if row["round"] <= round]) != label.get("rows"):
         raise DamagedFileError(
             f"{metrics} is damaged or of another run: its rows up to round {round} are not those "
             f"that {path} was written with (delete {metrics.name} to continue without its rows)"
@@ -138,14 +137,11 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
         )
     try:
         kept: dict[str, Any] = {key: label[key] for key in _PLAIN}
-        kept |= {key: label[key] for key in _OF_MODES if key in label}  # version 0.1 has none
-        for key in _BY_CLIENT:  # version 0.1 has no "durable"
-            kept[key] = {int(c): value for c, value in label.get(key, {}).items()}
+        for key in _BY_CLIENT:
+            kept[key] = {int(client): value for client, value in label[key].items()}
         groups = {group: below(f"state/{group}/", tensors) for group in label["groups"]}
         state = StrategyState(**kept, tensors=groups)
-        recipe, rows = str(label["recipe"]), label.get("rows")
-        data, made_by = label.get("data", {}), label.get("made_by", {})
+        about = {key: label[key] for key in _ABOUT}
     except (KeyError, ValueError, AttributeError):
-        raise DamagedFileError(f"{path} is not a checkpoint of this version or of 0.1") from None
-    params = {name: params[name] for name in order}
-    return Checkpoint(params, state, recipe, rows, data, made_by)
+        raise DamagedFileError(f"{path} is not a checkpoint of this version") from None
+    return Checkpoint({name: params[name] for name in order}, state, **about)

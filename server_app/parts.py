@@ -109,9 +109,12 @@ def parts_of(
     )
     strategy.state.kept = kept
     state, step = model.state_dict(), strategy.server_step
+    # the nodes of a deployment have training examples that a server may lack
+    data = task.data_used(train=bool(recipe.runtime.simulation))
+    data |= {} if columns is None else {"columns": {"sha256": text_sha256(columns)}}
     return RunParts(
         task=task,
-        data=_data_used(recipe, task, columns) | about,
+        data=data | about,
         initial={name: state[name] for name in names},
         metadata=metadata | fixed_metadata(recipe, model),
         has_personal=bool(personal_names(model, personal)),
@@ -121,12 +124,6 @@ def parts_of(
         calibration=calibration_of(recipe, model, step.output, strategy.client_sides),
         client_config=_client_config(recipe, folder, columns),
     )
-
-
-def _data_used(recipe: DictConfig, task: AnyTask, columns: str | None) -> dict[str, Any]:
-    # the nodes of a deployment have training examples that a server may lack
-    data = task.data_used(train=bool(recipe.runtime.simulation))
-    return data if columns is None else {**data, "columns": {"sha256": text_sha256(columns)}}
 
 
 def _evaluates_at_clients(recipe: DictConfig, *, has_test: bool) -> bool:

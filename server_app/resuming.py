@@ -41,7 +41,7 @@ def restore(
     Raises:
         ConfigError: if the recipe or the examples are others, or no round is left to do.
     """
-    if read_label(last).get("recipe", origin.recipe) != origin.recipe:
+    if read_label(last).get("recipe") != origin.recipe:
         changes = _changes(recipe, folder, parts.task.classifier_tensors)
         raise ConfigError(
             f"resume=true, but {last} was written by another recipe{changes}; you may change only "

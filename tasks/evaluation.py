@@ -116,7 +116,7 @@ def _scored(
     tokens, a share of it is right.
     """
     model.eval()
-    decide = _right if classifies(model) else _none_right
+    decides = classifies(model)
     if metrics is not None:
         metrics.reset()
     train = generator is not None
@@ -127,7 +127,7 @@ def _scored(
         mean = loss(logits, labels)
         if mean.dtype == torch.float16:  # its sum over some 20,000 labels would be Inf
             mean = mean.float()
-        yield mean, decide(logits, labels), labels
+        yield mean, _right(logits, labels) if decides else torch.zeros(len(labels)), labels
 
 
 def _counted(labels: Tensor) -> int | Tensor:
@@ -148,7 +148,3 @@ def _right(logits: Tensor, labels: Tensor) -> Tensor:
         )
     right = guesses == labels
     return right if right.dim() == 1 else right.flatten(1).float().mean(dim=1)
-
-
-def _none_right(logits: Tensor, labels: Tensor) -> Tensor:
-    return torch.zeros(len(labels))

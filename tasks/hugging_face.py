@@ -7,9 +7,9 @@ stay as they are. If the name is a folder, nothing is downloaded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -17,132 +17,92 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedhet.common.errors import (
-    ConfigError,
-    DamagedFileError,
-    SetupError,
-    require_finite,
-    require_range,
-    require_types,
-    require_whole,
-)
+from fedhet.common.configured import Configured, InCode, Key, signature_of
+from fedhet.common.errors import ConfigError, DamagedFileError, SetupError
+from fedhet.common.kinds import Count, Positive, ShareBelowOne, Text
+from fedhet.tasks.sources.arrays import random_split
 from fedhet.tasks.sources.encodings import image_in, in_bytes, read_image
 
 _KEY = "task.data_options"
-_SPLIT_SEED = 0  # the same test examples whatever the run's seed
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
-def load(
-    *,
-    path: str | None = None,
-    subset: str | None = None,
-    input_column: str = "image",
-    target: str = "label",
-    train_split: str = "train",
-    test_split: str | None = "test",
-    test_fraction: float = 0.2,
-    image_size: int = 32,
-    channels: int = 3,
-    mean: Sequence[float] = (0.5, 0.5, 0.5),
-    std: Sequence[float] = (0.5, 0.5, 0.5),
-    tokenizer: str | None = None,
-    length: int = 128,
-    kind: str = "classification",
-    classes: Sequence[str] | None = None,
-    data_folder: Path | None = None,
-) -> tuple[Any, Any]:
-    """Return training and test examples.
+class HuggingFace(Configured):
+    """A data set, and how its rows become examples."""
 
-    Args:
-        path: name on the hub, with a revision if there is one (``me/set@v2``), a folder that
-            ``save_to_disk`` wrote, or a folder that ``load_dataset`` reads.
-        subset: name of the subset, if a data set on the hub has several.
-        input_column: images, texts, or lists of numbers.
-        target: column of the classes, or of a regression's targets. Texts, the names of a
-            ``ClassLabel``, and True and False are found in ``classes`` by name, and so are numbers
-            if ``classes`` are numbers. Otherwise numbers without names are places in ``classes``,
-            from 0; so are all labels if ``classes`` are 0, 1, ... or None.
-        train_split: name of the training split.
-        test_split: name of the test split; None: ``test_fraction`` of the training split.
-        test_fraction: always the same examples.
-        image_size: width and height in pixels that images are scaled to.
-        channels: 3: colour, 1: grey.
-        mean: per channel, of pixels in [0, 1].
-        std: per channel, of pixels in [0, 1].
-        tokenizer: folder or name of a Hugging Face tokenizer, for texts.
-        length: tokens of a text; longer texts are cut, shorter ones padded.
-        kind: classification or regression.
-        classes: the classes in the order of the model's outputs.
-        data_folder: a site's folder (``partition=site``), in place of ``path``; the server has none
-            and gets no example.
+    section = _KEY
 
-    Raises:
-        ConfigError: for a missing data set, split or column, or labels that do not fit.
-    """
-    reader = Reader(
-        input_column=input_column,
-        target=target,
-        image_size=image_size,
-        channels=channels,
-        mean=tuple(mean),
-        std=tuple(std),
-        tokenizer=tokenizer,
-        length=length,
-        labels=None if classes is None else {str(name): n for n, name in enumerate(classes)},
-        kind=kind,
-    )
-    require_types(_KEY, {"subset": subset}, {"subset": str | None})
-    require_range(f"{_KEY}.test_fraction", test_fraction, high=1.0, open_high=True)
-    place = path if data_folder is None else str(data_folder)
-    if place is None:
-        return reader.none(), None
-    splits = _open(place, subset)
-    train = _split(splits, train_split, "train_split", place)
-    if test_split is not None and (data_folder is None or test_split in splits):
-        test = _split(splits, test_split, "test_split", place)
-        return reader.examples(train, place), reader.examples(test, place)
-    if data_folder is not None:
-        return reader.examples(train, place), None  # partition.holdout holds out some
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(train))
-    size = round(test_fraction * len(train))
-    parts = (train.select(np.sort(rows)) for rows in (order[size:], order[:size]))
-    kept, split_off = (reader.examples(part, place) for part in parts)
-    return kept, split_off
+    path: Annotated[Text | None, Key("task.path")] = None
+    """name on the hub, with a revision if there is one (``me/set@v2``), a folder that
+    ``save_to_disk`` wrote, or a folder that ``load_dataset`` reads"""
+    subset: Text | None = None
+    """name of the subset, if a data set on the hub has several"""
+    input_column: Text = "image"
+    """images, texts, or lists of numbers"""
+    target: Annotated[Text, Key("task.target")] = "label"
+    """column of the classes, or of a regression's targets. Texts, the names of a ``ClassLabel``,
+    and True and False are found in ``classes`` by name, and so are numbers if ``classes`` are
+    numbers. Otherwise numbers without names are places in ``classes``, from 0; so are all labels
+    if ``classes`` are 0, 1, ... or None"""
+    train_split: Text = "train"
+    """name of the training split"""
+    test_split: Text | None = "test"
+    """name of the test split; None: ``test_fraction`` of the training split"""
+    test_fraction: ShareBelowOne = 0.2
+    """always the same examples"""
+    image_size: Count = 32
+    """width and height in pixels that images are scaled to"""
+    channels: Literal[1, 3] = 3
+    """3: colour, 1: grey"""
+    mean: Sequence[float] = (0.5, 0.5, 0.5)
+    """per channel, of pixels in [0, 1]"""
+    std: Sequence[Positive] = (0.5, 0.5, 0.5)
+    """per channel, of pixels in [0, 1]"""
+    tokenizer: Text | None = None
+    """folder or name of a Hugging Face tokenizer, for texts"""
+    length: Count = 128
+    """tokens of a text; longer texts are cut, shorter ones padded"""
+    kind: Text = "classification"
+    """classification or regression"""
+    classes: Annotated[Sequence[str] | None, InCode()] = None
+    """the classes in the order of the model's outputs"""
+    data_folder: Annotated[Path | None, InCode()] = None
+    """a site's folder (``partition=site``), in place of ``path``; the server has none and gets no
+    example"""
 
-
-@dataclass(frozen=True)
-class Reader:
-    """How a table's rows become examples; see :func:`load`."""
-
-    input_column: str
-    target: str
-    image_size: int
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    tokenizer: str | None
-    length: int
-    labels: Mapping[str, int] | None
-    kind: str
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        if self.channels not in (1, 3):
-            raise ConfigError(f"{_KEY}.channels={self.channels} must be 1 (grey) or 3 (colour)")
-        require_whole(f"{_KEY}.image_size", self.image_size, low=1)
-        require_whole(f"{_KEY}.length", self.length, low=1)
+    def check_together(self) -> None:
+        """Require a mean and a deviation for each channel."""
         for name, values in (("mean", self.mean), ("std", self.std)):
-            require_types(_KEY, {name: values}, {name: tuple[float, ...]})
             if len(values) != self.channels:
                 raise ConfigError(
                     f"{_KEY}.{name} has {len(values)} values, but {_KEY}.channels={self.channels}: "
                     "give one value per channel"
                 )
-        for value in self.mean:
-            require_finite(f"{_KEY}.mean", value)
-        for value in self.std:
-            require_range(f"{_KEY}.std", value, open_low=True, open_high=True)
+
+    @cached_property
+    def labels(self) -> Mapping[str, int] | None:
+        """The label of each class."""
+        if self.classes is None:
+            return None
+        return {str(name): label for label, name in enumerate(self.classes)}
+
+    def splits(self) -> tuple[Any, Any]:
+        """Return training and test examples."""
+        place = self.path if self.data_folder is None else str(self.data_folder)
+        if place is None:
+            return self.none(), None
+        splits = _open(place, self.subset)
+        train = _split(splits, self.train_split, "train_split", place)
+        if self.test_split is not None and (self.data_folder is None or self.test_split in splits):
+            test = _split(splits, self.test_split, "test_split", place)
+            return self.examples(train, place), self.examples(test, place)
+        if self.data_folder is not None:
+            return self.examples(train, place), None  # partition.holdout holds out some
+        kept, split_off = (
+            self.examples(train.select(rows), place)
+            for rows in random_split(len(train), self.test_fraction)
+        )
+        return kept, split_off
 
     def none(self) -> Arrays:
         """Return no examples of the right shape."""
@@ -263,6 +223,18 @@ class Reader:
             return_attention_mask=False,
         )
         return np.asarray(found["input_ids"], dtype=np.int32)
+
+
+def load(**given: Any) -> tuple[Any, Any]:
+    """Return training and test examples; the arguments are those of :class:`HuggingFace`.
+
+    Raises:
+        ConfigError: for a missing data set, split or column, or labels that do not fit.
+    """
+    return HuggingFace(**given).splits()
+
+
+load.__signature__ = signature_of(HuggingFace)  # type: ignore[attr-defined]
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):

@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader, Subset
 from fedhet.common.errors import ConfigError, SetupError
 from fedhet.tasks import tabular
 from fedhet.tasks.column_statistics import ColumnStatistics
-from fedhet.tasks.config import NAMED, OwnConfig
+from fedhet.tasks.config import NAMED, OwnConfig, head_of
 from fedhet.tasks.examples import IGNORED, Clients, Examples, clients_of, is_pair
 from fedhet.tasks.losses import LOSSES, Loss, loss_of, require_logits
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import AnyModel, build_model, build_own_model
 from fedhet.tasks.models.wrapped import CHANNEL_KEYS, refuse_channels
 from fedhet.tasks.partitioned import Partitioned
-from fedhet.tasks.partitions import PartitionConfig, partition_rows
+from fedhet.tasks.partitions import PartitionConfig
 from fedhet.tasks.references import (
     Function,
     call_with_known,
@@ -209,7 +209,7 @@ class OwnTask(Measured, Partitioned):
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input: the recipe's, or else that of the server's own examples."""
         if self.config.input_shape is not None:
-            return self.config.input_shape
+            return tuple(self.config.input_shape)
         given = self._server_test if self.by_client else self._all[0]
         if given is None:
             raise ConfigError(
@@ -225,13 +225,8 @@ class OwnTask(Measured, Partitioned):
         """Describes outputs and targets."""
         kind = self.config.kind
         ignored = IGNORED if kind == "segmentation" else None
-        return Predictions(kind, self.class_names, self._outputs, ignored)
-
-    @property
-    def _outputs(self) -> int:
-        """k, the number of values in one example's target, in a regression."""
-        is_regression = self.config.kind == "regression"
-        return int(getattr(self._built[0], "out_features", 1)) if is_regression else 1
+        outputs = int(getattr(self._built[0], "out_features", 1)) if kind == "regression" else 1
+        return Predictions(kind, self.class_names, outputs, ignored)
 
     def label_metadata(self) -> dict[str, str]:
         """Return the metadata of a model's file: the classes, and the kind of task."""
@@ -277,18 +272,11 @@ class OwnTask(Measured, Partitioned):
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
         config, known = self.config, self._known_to_models()
         classifies = config.kind == "classification"
-        how: dict[str, Any] = {
-            "classifier": config.classifier,
-            "head_bias": config.head_bias,
-            "head_init": config.head_init,
-            "lora": config.lora,
-            "seed": seed,
-        }
+        how: dict[str, Any] = {"head": head_of(config), "lora": config.lora, "seed": seed}
         if self.functions.model is None:
-            shape = self.input_shape
             model = build_model(
                 config.model,
-                input_shape=shape,
+                input_shape=self.input_shape,
                 num_classes=config.outputs,
                 options=config.model_options,
                 **how,
@@ -359,20 +347,14 @@ class OwnTask(Measured, Partitioned):
         return found
 
     @property
-    def num_train(self) -> int:
-        """The number of training examples that the clients share, if ``data`` returns all."""
-        return len(self._stratified[0])
+    def strata(self) -> Indices:
+        """Classes, tenths of a regression's targets or a single value, if ``data`` returns all."""
+        return self._stratified[0]
 
-    @cached_property
-    def client_rows(self) -> list[Indices]:
-        """The rows of the training examples that each client holds, if ``data`` returns all."""
-        return partition_rows(
-            self.partition,
-            self._stratified[0],
-            self._clients[0],
-            num_clients=self.num_clients,
-            seed=self.seed,
-        )
+    @property
+    def owners(self) -> Clients:
+        """Whose each training example is; None where that is unknown."""
+        return None if self.by_client else self._clients[0]
 
     @property
     def count_names(self) -> tuple[str, ...]:
@@ -391,9 +373,7 @@ class OwnTask(Measured, Partitioned):
             by_class = self.config.kind == "classification"
             clients = (self.client_data(number)[0] for number in range(self.num_clients))
             return np.array([one.class_counts() if by_class else [len(one)] for one in clients])
-        labels, names = self._stratified
-        size = len(names)
-        return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])
+        return super().class_counts()
 
     # ---- pieces ------------------------------------------------------------------------------
 
@@ -467,15 +447,10 @@ class OwnTask(Measured, Partitioned):
             )
         return given[0], given[1]
 
-    @cached_property
-    def client_names(self) -> tuple[str, ...]:
-        """The clients' names with partition=natural; () with another one."""
-        return () if self.by_client else self.names_of(lambda: self._clients[0])
-
     @property
     def num_natural_clients(self) -> int | None:
         """How many clients partition=natural can make; None if nothing tells whose examples are."""
-        if self.by_client or self.by_folder or (clients := self._clients[0]) is None:
+        if self.by_folder or (clients := self.owners) is None:
             return None
         _, sizes = np.unique(clients, return_counts=True)
         return int((sizes >= self.partition.options.get("min_size", 1)).sum())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError
-from fedhet.tasks.partitions import PartitionConfig, hold_out
+from fedhet.tasks.partitions import PartitionConfig, hold_out, partition_rows
 from fedhet.tasks.sources.arrays import Indices
 
 
@@ -24,19 +23,42 @@ class Partitioned(ABC):
 
     @property
     @abstractmethod
-    def client_rows(self) -> list[Indices]:
-        """The rows of the training examples that each client holds."""
+    def strata(self) -> Indices:
+        """What a partition by label divides by: a number for each training example."""
 
     @property
     @abstractmethod
+    def owners(self) -> NDArray[np.str_] | None:
+        """Whose each training example is; None where that is unknown."""
+
+    @property
+    @abstractmethod
+    def count_names(self) -> tuple[str, ...]:
+        """The names of the columns of :meth:`class_counts`."""
+
+    @property
+    def num_train(self) -> int:
+        """The number of training examples that the clients share."""
+        return len(self.strata)
+
+    @cached_property
+    def client_rows(self) -> list[Indices]:
+        """The rows of the training examples that each client holds."""
+        return partition_rows(
+            self.partition, self.strata, self.owners, num_clients=self.num_clients, seed=self.seed
+        )
+
+    @cached_property
     def client_names(self) -> tuple[str, ...]:
         """The clients' names with partition=natural; () with another one."""
-
-    def names_of(self, clients: Callable[[], NDArray[np.str_] | None]) -> tuple[str, ...]:
-        """Return the clients' names; ``clients`` gives whose each training example is."""
-        if self.partition.name != "natural" or (found := clients()) is None:
+        if self.partition.name != "natural" or (found := self.owners) is None:
             return ()
         return tuple(str(found[rows[0]]) for rows in self.client_rows)
+
+    def class_counts(self) -> Indices:
+        """Return the number of examples of each class that each client holds, (N, C)."""
+        labels, size = self.strata, len(self.count_names)
+        return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])
 
     def site_name(self, folder: Path | str | None) -> str | None:
         """Return the name that a site's own data give it, with partition=site."""

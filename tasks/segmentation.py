@@ -20,6 +20,7 @@ from fedhet.common.errors import (
     require_whole,
 )
 from fedhet.tasks.examples import IGNORED
+from fedhet.tasks.sources.arrays import random_split
 from fedhet.tasks.sources.encodings import in_bytes, read_image
 from fedhet.tasks.sources.images import images_in, warn_of_others
 
@@ -28,7 +29,6 @@ Pair = tuple[Tensor, Tensor]
 
 _KEY = "task.data_options"
 _LOSSY = (".jpg", ".jpeg", ".jfif", ".webp")
-_SPLIT_SEED = 0  # the same test images whatever the run's seed
 
 
 class UNet(nn.Module):
@@ -124,9 +124,8 @@ def load(
         return train, MaskedImages(folder / "test", image_size, channels, ignore_index)
     if data_folder is not None:
         return train, None  # partition.holdout holds out some
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(train))
-    size = round(test_fraction * len(train))
-    return train.select(np.sort(order[size:])), train.select(np.sort(order[:size]))
+    kept, split_off = random_split(len(train), test_fraction)
+    return train.select(kept), train.select(split_off)
 
 
 class MaskedImages(Dataset[Pair]):

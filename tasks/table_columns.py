@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # pandas and scikit-learn take a second to import
     from pandas import DataFrame, Series
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
+Labels = dict[str, int] | None
 
 KEY = "task.data_options"
 _MOST_CLASSES = 100  # that a target is taken for, unless they are listed
@@ -43,23 +44,7 @@ class Columns:
     numeric: tuple[str, ...]
     categorical: tuple[str, ...]
     transformer: Any
-    labels: dict[str, int] | None
-
-    @classmethod
-    def fitted(
-        cls,
-        public: DataFrame,
-        target: str,
-        numeric: Sequence[str] | None,
-        categorical: Sequence[str] | None,
-        kind: str,
-        classes: Sequence[str] | None,
-    ) -> Columns:
-        """Return the columns fitted to a public part of a table."""
-        names = names_in(public, target, numeric, categorical)
-        found = cls.named(target, *names, kind, classes)
-        found.transformer.fit(found.prepared(public))
-        return found
+    labels: Labels
 
     @classmethod
     def of_statistics(
@@ -68,14 +53,13 @@ class Columns:
         target: str,
         numeric: Sequence[str],
         categorical: Sequence[str],
-        kind: str,
-        classes: Sequence[str] | None,
+        labels: Labels = None,
     ) -> Columns:
         """Return the columns fitted to the rows that the statistics describe."""
         import pandas
 
         statistics.require(len(numeric), len(categorical))
-        found = cls.named(target, numeric, categorical, kind, classes)
+        found = cls.named(target, numeric, categorical, labels)
         # Fit the transformer on a table with every category, then set the numbers' statistics.
         size = max(map(len, statistics.categories), default=1) or 1
         numbers = {name: np.zeros(size) for name in numeric}
@@ -100,18 +84,9 @@ class Columns:
         target: str,
         numeric: Sequence[str],
         categorical: Sequence[str],
-        kind: str,
-        classes: Sequence[str] | None,
+        labels: Labels = None,
     ) -> Columns:
         """Return columns that are not fitted yet."""
-        if kind == "classification" and classes is None:
-            raise ConfigError(
-                "task.classes=null: list the classes, the values of the target, or set "
-                "task.num_classes if they are 0, 1, ..."
-            )
-        labels = (
-            None if kind == "regression" else {str(one): n for n, one in enumerate(classes or ())}
-        )
         names = [target, *numeric, *categorical]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(f"{KEY} names the column {', '.join(sorted(twice))} twice")
@@ -119,6 +94,11 @@ class Columns:
             raise ConfigError(f"{KEY}: the table has no column beside {target}")
         transformer = _transformer(list(numeric), list(categorical))
         return cls(target, tuple(numeric), tuple(categorical), transformer, labels)
+
+    def fit(self, table: DataFrame) -> Columns:
+        """Fit the transformers to a table's rows."""
+        self.transformer.fit(self.prepared(table))
+        return self
 
     def inputs(self) -> list[dict[str, Any]]:
         """Describe each of a model's inputs (d,), in order.
@@ -215,6 +195,18 @@ class Columns:
                     len(prepared),
                     KEY,
                 )
+
+
+def labels_of(kind: str, classes: Sequence[str] | None) -> Labels:
+    """Return the label of each class; None for a regression."""
+    if kind == "regression":
+        return None
+    if classes is None:
+        raise ConfigError(
+            "task.classes=null: list the classes, the values of the target, or set "
+            "task.num_classes if they are 0, 1, ..."
+        )
+    return {str(name): label for label, name in enumerate(classes)}
 
 
 def names_in(

@@ -9,11 +9,9 @@ from logging import WARNING, getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fedhet.common.errors import ConfigError, DamagedFileError, SetupError
 from fedhet.common.text_files import Dialect, read_csv, require_file
-from fedhet.tasks.sources.arrays import stratified_split
+from fedhet.tasks.sources.arrays import SPLIT_SEED, random_split, stratified_split
 from fedhet.tasks.sources.folders import files_in
 
 if TYPE_CHECKING:  # pandas takes a second to import
@@ -21,7 +19,6 @@ if TYPE_CHECKING:  # pandas takes a second to import
 
 SUFFIXES = (".csv", ".parquet")
 SITE = "site"  # the column that a folder with a file a site gets, if task.client_column is null
-_SPLIT_SEED = 0  # the same test rows whatever the run's seed
 _CURE = "change task.path, or with partition=site the node config's data-folder"
 
 
@@ -74,11 +71,9 @@ class Tables:
         column = SITE if self.has_clients and self.client_column is None else self.client_column
         if column in whole.columns:
             sites = whole[column].astype("string").fillna("").to_numpy(dtype=str)
-            rest, test = stratified_split(sites, self.test_fraction, _SPLIT_SEED)
+            rest, test = stratified_split(sites, self.test_fraction, SPLIT_SEED)
         else:
-            order = np.random.default_rng(_SPLIT_SEED).permutation(len(whole))
-            size = round(self.test_fraction * len(whole))
-            test, rest = np.sort(order[:size]), np.sort(order[size:])
+            rest, test = random_split(len(whole), self.test_fraction)
         return whole.iloc[rest], whole.iloc[test]
 
     @cached_property

@@ -11,165 +11,114 @@ its training rows before round 1 (tasks/column_statistics.py).
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedhet.common.configured import Configured, InCode, Key, refusal, signature_of
 from fedhet.common.errors import (
     ConfigError,
-    require_choice,
+    is_list,
     require_finite,
     require_range,
-    require_types,
     require_whole,
 )
+from fedhet.common.kinds import Count, ShareBelowOne, Text
 from fedhet.common.text_files import Dialect
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.config import OwnConfig
-from fedhet.tasks.table_columns import KEY, Arrays, Columns, class_values, names_in
+from fedhet.tasks.table_columns import KEY, Arrays, Columns, class_values, labels_of, names_in
 from fedhet.tasks.tables import SITE, Tables, read_table, require_columns
 
 if TYPE_CHECKING:  # pandas takes a second to import
     from pandas import DataFrame
 
 REFERENCE = "fedhet.tasks.tabular:load"
-FITS = ("all", "public", "federated")
 PUBLIC_ROWS = 100
-_TEXTS = tuple[str, ...] | None
-_DIALECT = ("separator", "decimal", "encoding")
 Rows = tuple[NDArray[Any], ...]  # inputs, targets and, if they are known, the rows' clients
 
 
-def load(
-    *,
-    target: str | None = None,
-    path: str | None = None,
-    client_column: str | None = None,
-    numeric: Sequence[str] | None = None,
-    categorical: Sequence[str] | None = None,
-    fit: str | None = None,
-    public: int | str | None = None,
-    test_fraction: float = 0.2,
-    separator: str = ",",
-    decimal: str = ".",
-    encoding: str | None = None,
-    kind: str = "classification",
-    classes: Sequence[str] | None = None,
-    data_folder: Path | None = None,
-    fitted: str | None = None,
-) -> tuple[Rows, Rows | None]:
-    """Return training and test rows, each as inputs (n, d), targets (n,) and perhaps clients (n,).
+class Table(Configured):
+    """A table, and how its columns are read."""
 
-    Args:
-        target: column of the class or, for a regression, of the number to predict.
-        path: a file, a random ``test_fraction`` of which is for testing; a folder with train and
-            perhaps test (.csv or .parquet); or a folder with a file for each site.
-        client_column: column that says whose a row is; it is no input unless it is listed as one.
-        numeric: columns of numbers; None: the others that hold only numbers.
-        categorical: columns of categories; None: all others.
-        fit: what the columns are fitted on: all training rows of the file ("all"), the ``public``
-            part, or the training rows of all sites ("federated"), which needs ``numeric`` and
-            ``categorical``; None: the public part if ``public`` is given, else all.
-        public: the part that columns and statistics come from: a number of first rows, or the path
-            of a file that is the same at all sites; None: 100 rows. If ``test_fraction`` divides
-            one file, test rows are among the first ones; their targets are not read.
-        test_fraction: share of the one file, always the same rows.
-        separator: what stands between two fields of a CSV file: ,  ;  tab  or |.
-        decimal: the decimal point of a CSV file's numbers: . or a comma.
-        encoding: of a CSV file, such as latin-1; None: UTF-8, or as its byte order mark says.
-        kind: classification or regression.
-        classes: the values of ``target`` in the order of their labels.
-        data_folder: a site's folder or file (``partition=site``), in place of ``path``; the server
-            has none and gets inputs without rows.
-        fitted: the sites' combined statistics (``ColumnStatistics.to_json``). Before they exist, a
-            federated fit gives each row its number as the only input, (n, 1).
+    section = KEY
 
-    Raises:
-        ConfigError: for a missing file or column, a value in a numeric column that is not a number,
-            a class that ``classes`` lacks, or a missing target.
-    """
-    found: tuple[Rows, Rows | None] = Table.of(locals(), data_folder).rows(kind, classes, fitted)
-    return found
+    target: Annotated[Text, Key("task.target")]
+    """column of the class or, for a regression, of the number to predict"""
+    path: Annotated[Text | None, Key("task.path")] = None
+    """a file, a random ``test_fraction`` of which is for testing; a folder with train and perhaps
+    test (.csv or .parquet); or a folder with a file for each site"""
+    client_column: Annotated[Text | None, Key("task.client_column")] = None
+    """column that says whose a row is; it is no input unless it is listed as one"""
+    numeric: Sequence[Text] | None = None
+    """columns of numbers; None: the others that hold only numbers"""
+    categorical: Sequence[Text] | None = None
+    """columns of categories; None: all others"""
+    fit: Literal["all", "public", "federated"] | None = None
+    """what the columns are fitted on: all training rows of the file ("all"), the ``public`` part,
+    or the training rows of all sites ("federated"), which needs ``numeric`` and ``categorical``;
+    None: the public part if ``public`` is given, else all"""
+    public: Count | Text | None = None
+    """the part that columns and statistics come from: a number of first rows, or the path of a
+    file that is the same at all sites; None: 100 rows. If ``test_fraction`` divides one file, test
+    rows are among the first ones; their targets are not read"""
+    test_fraction: ShareBelowOne = 0.2
+    """share of the one file, always the same rows"""
+    separator: str = ","
+    """what stands between two fields of a CSV file: ,  ;  tab  or |"""
+    decimal: str = "."
+    """the decimal point of a CSV file's numbers: . or a comma"""
+    encoding: str | None = None
+    """of a CSV file, such as latin-1; None: UTF-8, or as its byte order mark says"""
+    kind: Text = "classification"
+    """classification or regression"""
+    classes: Annotated[Sequence[str] | None, InCode()] = None
+    """the values of ``target`` in the order of their labels"""
+    data_folder: Annotated[Path | None, InCode()] = None
+    """a site's folder or file (``partition=site``), in place of ``path``; the server has none and
+    gets inputs without rows"""
+    fitted: Annotated[str | None, InCode()] = None
+    """the sites' combined statistics (``ColumnStatistics.to_json``). Before they exist, a federated
+    fit gives each row its number as the only input, (n, 1)"""
 
+    def check_together(self) -> None:
+        """Reject a dialect that there is not; choose what the columns are fitted on."""
+        self.dialect = Dialect(self.separator, self.decimal, self.encoding, KEY)
+        self.fit = self.fit or ("all" if self.public is None else "public")
 
-def load_test(**options: Any) -> Rows:
-    """Return the server's test rows when sites have their own data: for ``task.test_data``.
+    @cached_property
+    def tables(self) -> Tables | None:
+        """The files; None at the server of sites with their own."""
+        column = self.client_column
+        if self.data_folder is not None:  # partition.holdout holds out a site's rows
+            return Tables(self.data_folder, self.dialect, 0.0, column)
+        if self.path is None:
+            return None
+        return Tables(Path(self.path).expanduser(), self.dialect, self.test_fraction, column)
 
-    The arguments are those of :func:`load`. The rows come from ``path``'s test file or, without
-    one, from all of it.
-    """
-    train, test = load(**{**options, "test_fraction": 0.0})
-    return train if test is None or len(test[1]) == 0 else test
+    @property
+    def files(self) -> Tables:
+        """The files; without any, a ConfigError."""
+        if self.tables is None:
+            raise ConfigError("task.path=null: name the file or folder of the table")
+        return self.tables
 
-
-load_test.__signature__ = inspect.signature(load)  # type: ignore[attr-defined]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table and how its columns are read; the attributes are arguments of :func:`load`."""
-
-    target: str
-    numeric: Sequence[str] | None
-    categorical: Sequence[str] | None
-    fit: str
-    public: int | str
-    client_column: str | None
-    dialect: Dialect
-    tables: Tables | None
-    at_site: bool
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any], data_folder: Path | None = None) -> Table:
-        """Check the arguments of :func:`load`."""
-        defaults = {name: one.default for name, one in inspect.signature(load).parameters.items()}
-        given = defaults | {name: value for name, value in options.items() if name in defaults}
-        kinds = {
-            "numeric": _TEXTS,
-            "categorical": _TEXTS,
-            "fit": str | None,
-            "public": int | str | None,
-        }
-        kinds |= {"separator": str, "decimal": str, "encoding": str | None}
-        require_types(KEY, {name: given[name] for name in kinds}, kinds)
-        if isinstance(given["public"], int):
-            require_whole(f"{KEY}.public", given["public"], low=1)
-        given["fit"] = given["fit"] or ("all" if given["public"] is None else "public")
-        given["public"] = given["public"] or PUBLIC_ROWS
-        require_choice(f"{KEY}.fit", given["fit"], FITS)
-        share = given["test_fraction"]
-        require_range(f"{KEY}.test_fraction", share, high=1.0, open_high=True)
-        if given["target"] is None:
-            raise ConfigError("task.target=null: name the column to predict")
-        dialect = Dialect(**{name: given[name] for name in _DIALECT}, group=KEY)
-        tables, path, column = None, given["path"], given["client_column"]
-        if data_folder is not None:  # partition.holdout holds out a site's rows
-            tables = Tables(data_folder, dialect, 0.0, column)
-        elif path is not None:
-            tables = Tables(Path(path).expanduser(), dialect, share, column)
-        names = ("target", "numeric", "categorical", "fit", "public")
-        own = {name: given[name] for name in names}
-        at_site = data_folder is not None
-        return cls(**own, client_column=column, dialect=dialect, tables=tables, at_site=at_site)
-
-    def rows(self, kind: str, classes: Sequence[str] | None, fitted: str | None) -> Any:
+    def rows(self) -> tuple[Rows, Rows | None]:
         """Return what :func:`load` returns."""
-        if self.fit == "federated":
-            names = self.federated_names()
-            if fitted is None:
-                return self._numbered(Columns.named(*names, kind, classes))
-            statistics = ColumnStatistics.from_json(fitted)
-            columns = Columns.of_statistics(statistics, *names, kind, classes)
+        labels = labels_of(self.kind, self.classes)
+        if self.fit != "federated":
+            columns = Columns.named(self.target, *self.names, labels).fit(self.shown)
+        elif self.fitted is None:
+            return self._numbered(Columns.named(*self.federated_names(), labels))
         else:
-            columns = Columns.fitted(self.shown, self.target, *self.names, kind, classes)
+            statistics = ColumnStatistics.from_json(self.fitted)
+            columns = Columns.of_statistics(statistics, *self.federated_names(), labels)
         if self.tables is None:
             return columns.no_rows(), None
         train, test = self.tables.train, self.tables.test
@@ -196,29 +145,26 @@ class Table:
         """The rows that the columns are fitted on."""
         if self.fit == "public" and isinstance(self.public, str):
             return read_table(Path(self.public).expanduser(), self.dialect)
-        if self.at_site:
+        if self.data_folder is not None:
             raise ConfigError(
                 f"{KEY}.fit={self.fit}: with partition=site the sites must agree on the columns' "
                 f"statistics; set {KEY}.fit=federated, or {KEY}.fit=public with {KEY}.public "
                 "naming a file with public rows, at the same path everywhere"
             )
-        if self.tables is None:
-            raise ConfigError("task.path=null: name the file or folder of the table")
         if self.fit == "public":
-            assert isinstance(self.public, int)
-            return self.tables.whole.head(self.public)
-        return self.tables.train
+            return self.files.whole.head(int(self.public or PUBLIC_ROWS))
+        return self.files.train
 
     @property
     def _clients(self) -> str | None:
         """The column that says whose a row is."""
-        of_sites = self.tables is not None and not self.at_site and self.tables.has_clients
+        of_sites = self.tables and self.data_folder is None and self.tables.has_clients
         return self.client_column or (SITE if of_sites else None)
 
     def _with_clients(self, rows: Arrays, table: DataFrame) -> Rows:
         """Add the rows' clients, if the table has them and they are asked for."""
         column = self._clients
-        if column is None or self.at_site:
+        if column is None or self.data_folder is not None:
             return rows
         require_columns(table, (column,), "task.client_column")
         clients = table[column].astype("string")
@@ -230,7 +176,7 @@ class Table:
             )
         return *rows, clients.to_numpy(dtype=str)
 
-    def _numbered(self, columns: Columns) -> Any:
+    def _numbered(self, columns: Columns) -> tuple[Rows, Rows | None]:
         """Return each row's number as its input, and the targets unchanged."""
         if self.tables is None:
             return (np.zeros((0, 1), dtype=np.int64), np.zeros(0)), None
@@ -244,6 +190,30 @@ class Table:
         return rows(train), None if test is None else rows(test)
 
 
+def load(**given: Any) -> tuple[Rows, Rows | None]:
+    """Return training and test rows, each as inputs (n, d), targets (n,) and perhaps clients (n,).
+
+    The arguments are those of :class:`Table`.
+
+    Raises:
+        ConfigError: for a missing file or column, a value in a numeric column that is not a number,
+            a class that ``classes`` lacks, or a missing target.
+    """
+    return Table(**given).rows()
+
+
+def load_test(**given: Any) -> Rows:
+    """Return the server's test rows when sites have their own data: for ``task.test_data``.
+
+    The rows come from ``path``'s test file or, without one, from all of it.
+    """
+    train, test = load(**{**given, "test_fraction": 0.0})
+    return train if test is None or len(test[1]) == 0 else test
+
+
+load.__signature__ = load_test.__signature__ = signature_of(Table)  # type: ignore[attr-defined]
+
+
 def inferred(config: OwnConfig) -> OwnConfig:
     """Return a task with what its file tells: the columns, and the classes.
 
@@ -251,17 +221,15 @@ def inferred(config: OwnConfig) -> OwnConfig:
     """
     if config.path is None or config.target is None:
         return config
-    table = Table.of(config.arguments)
-    assert table.tables is not None
+    table = Table(**config.arguments)
     values: dict[str, Any] = {}
     if config.kind == "classification" and config.class_names is None:
-        found = class_values(table.tables.whole, table.target)
-        values["classes"] = found
+        values["classes"] = class_values(table.files.whole, table.target)
     if table.fit != "federated":
         numeric, categorical = table.names
-        names = {"numeric": tuple(numeric), "categorical": tuple(categorical)}
+        names = {"numeric": list(numeric), "categorical": list(categorical)}
         values["data_options"] = {**(config.data_options or {}), **names}
-    return replace(config, **values)
+    return config.model_copy(update=values)
 
 
 def described(config: OwnConfig) -> list[str]:
@@ -269,9 +237,8 @@ def described(config: OwnConfig) -> list[str]:
     options = config.data_options or {}
     if config.path is None or options.get("numeric") is None:
         return []
-    table = Table.of(config.arguments)
-    assert table.tables is not None
-    train, test = table.tables.train, table.tables.test
+    files = Table(**config.arguments).files
+    train, test = files.train, files.test
     rows = f"{len(train)} rows to train on, {0 if test is None else len(test)} to test on"
     names = config.class_names
     what = "a number" if names is None else f"one of {', '.join(names)}"
@@ -284,11 +251,11 @@ def described(config: OwnConfig) -> list[str]:
 
 def site_name(options: Mapping[str, Any], data_folder: Path) -> str | None:
     """Return the one value of ``client_column`` in a site's table; None if there are several."""
-    table, column = Table.of(options, data_folder), options["client_column"]
-    assert table.tables is not None
-    if column not in table.tables.train.columns:
+    train = Table(**options, data_folder=data_folder).files.train
+    column = options["client_column"]
+    if column not in train.columns:
         return None
-    names = table.tables.train[column].dropna().astype("string").unique().tolist()
+    names = train[column].dropna().astype("string").unique().tolist()
     return str(names[0]) if len(names) == 1 else None
 
 
@@ -302,11 +269,9 @@ def statistics_of(
         options: the options of :func:`load`.
         data_folder: the site's folder, if it has one.
     """
-    table = Table.of(options, data_folder)
-    if table.tables is None:
-        raise ConfigError("task.path=null: name the file or folder of the table")
-    columns = Columns.named(*table.federated_names(), "regression", None)
-    return columns.statistics(table.tables.train.iloc[rows])
+    table = Table(**options, data_folder=data_folder)
+    columns = Columns.named(*table.federated_names())
+    return columns.statistics(table.files.train.iloc[rows])
 
 
 def fitted_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,10 +280,10 @@ def fitted_options(options: Mapping[str, Any]) -> dict[str, Any]:
     These are the options of a federated fit, with the statistics of the rows that the columns were
     fitted on as "fitted". They are empty if a column has more categories than these can hold.
     """
-    table = Table.of(options)
+    table = Table(**options)
     numeric, categorical = table.names
     try:
-        columns = Columns.named(table.target, numeric, categorical, "regression", None)
+        columns = Columns.named(table.target, numeric, categorical)
         fitted = columns.statistics(table.shown).to_json()
     except ValueError:  # also a ConfigError, and the error of a sum that is not a float64
         return {}
@@ -343,7 +308,8 @@ def mlp(
         std: standard deviation of a regression's targets, a factor of the output. So Adam needs no
             other step size if targets are far from 0 and 1; divide that of SGD by std^2.
     """
-    require_types("task.model_options", {"hidden": hidden}, {"hidden": tuple[int, ...]})
+    if not is_list(hidden):
+        raise ConfigError(refusal("task.model_options.hidden", hidden, list[int]))
     for width in hidden:
         require_whole("task.model_options.hidden", width, low=1)
     require_finite("task.model_options.mean", mean)

@@ -10,11 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError, SetupError
 from fedhet.common.metrics import Kind
-from fedhet.tasks.config import AnyConfig, ImageConfig, OwnConfig, TextConfig, read_config
+from fedhet.tasks.config import (
+    AnyConfig,
+    ImageConfig,
+    OwnConfig,
+    TextConfig,
+    head_of,
+    read_config,
+)
 from fedhet.tasks.examples import Examples
 from fedhet.tasks.feature_shift import FeatureShift, Pixels
 from fedhet.tasks.losses import loss_of, require_logits
@@ -23,7 +31,7 @@ from fedhet.tasks.models import CONDITIONAL, AnyModel, build_model
 from fedhet.tasks.models.wrapped import CHANNEL_KEYS, WrappedModel, refuse_channels
 from fedhet.tasks.own_task import Functions, OwnTask
 from fedhet.tasks.partitioned import Partitioned
-from fedhet.tasks.partitions import PartitionConfig, partition_rows
+from fedhet.tasks.partitions import PartitionConfig
 from fedhet.tasks.sources import Split, open_source
 from fedhet.tasks.sources.arrays import Indices
 from fedhet.tasks.tensor_data import ConditionedData, TensorData
@@ -133,9 +141,7 @@ class Task(Measured, Partitioned):
             self.config.model,
             input_shape=self.input_shape,
             num_classes=self.num_classes,
-            head_bias=self.config.head_bias,
-            head_init=self.config.head_init,
-            classifier=self.config.classifier,
+            head=head_of(self.config),
             options=self.config.model_options,
             lora=self.config.lora,
             seed=seed,
@@ -239,30 +245,14 @@ class Task(Measured, Partitioned):
         return train if chosen is None else train.select(chosen)
 
     @property
-    def num_train(self) -> int:
-        """The number of training examples that the clients share."""
-        return len(self.train_split)
+    def strata(self) -> Indices:
+        """The labels of ``train_split``."""
+        return self.train_split.labels
 
-    @cached_property
-    def client_rows(self) -> list[Indices]:
-        """The rows of ``train_split`` that each client holds."""
-        return partition_rows(
-            self.partition,
-            self.train_split.labels,
-            self.train_split.clients,
-            num_clients=self.num_clients,
-            seed=self.seed,
-        )
-
-    @cached_property
-    def client_names(self) -> tuple[str, ...]:
-        """The clients' names with partition=natural; () with another one."""
-        return self.names_of(lambda: self.train_split.clients)
-
-    def class_counts(self) -> Indices:
-        """Return the number of examples of each class that each client holds, (N, C)."""
-        labels, size = self.train_split.labels, self.num_classes
-        return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])
+    @property
+    def owners(self) -> NDArray[np.str_] | None:
+        """Whose each example of ``train_split`` is; None where that is unknown."""
+        return self.train_split.clients
 
     @cached_property
     def _splits(self) -> tuple[Split, Split]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, require_types
+from fedhet.common.configured import refusal
+from fedhet.common.errors import ConfigError
 from fedhet.tasks.hugging_face import load_tokenizer
 
 _KEY = "task.model_options"
@@ -33,8 +34,10 @@ def classifier(
         ConfigError: for neither or both of ``pretrained`` and ``config``, an unknown type, or a
             tokenizer with more tokens than the model.
     """
-    kinds = {"tokenizer": str, "pretrained": str | None}
-    require_types(_KEY, {"tokenizer": tokenizer, "pretrained": pretrained}, kinds)
+    if not isinstance(tokenizer, str):
+        raise ConfigError(refusal(f"{_KEY}.tokenizer", tokenizer, str))
+    if not (pretrained is None or isinstance(pretrained, str)):
+        raise ConfigError(refusal(f"{_KEY}.pretrained", pretrained, str | None))
     tokens = load_tokenizer(tokenizer)
     from transformers import AutoConfig, AutoModelForSequenceClassification
 

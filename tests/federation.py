@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.messages import evaluate_reply, train_reply, trained, upload_seed
-from fedhet.client_app.state import ContextStateStore
-from fedhet.strategies.base import ClientSide, LocalOptimizer, Weighting
+from fedhet.client_app.shared_model import SharedModel
+from fedhet.client_app.state import ClientStateStore, ContextStateStore
+from fedhet.strategies.base import ClientData, ClientSide, LocalOptimizer, Weighting
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names
@@ -24,6 +26,24 @@ from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.wire.records import to_record, to_tensors
 
 Handler = Callable[[Message], Message]
+
+
+def client_of(
+    model: nn.Module,
+    data: ClientData,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *,
+    client_id: int = 0,
+    optimizer: LocalOptimizer | None = None,
+    store: ClientStateStore | None = None,
+    sides: Mapping[str, ClientSide] | None = None,
+    held_out: ClientData | None = None,
+    **shared: Any,
+) -> FederatedClient:
+    """Return a client with a model of its own; ``shared`` are attributes of a SharedModel."""
+    optimizer, store = optimizer or SGD(), store or ContextStateStore(RecordDict())
+    own = SharedModel(model, loss, **shared)
+    return FederatedClient(own, client_id, data, optimizer, store, sides or {}, held_out)
 
 
 class InProcessGrid(Grid):
@@ -203,16 +223,16 @@ def federate(
     kept = TensorSelector(personal)
 
     def client(i: int) -> FederatedClient:
-        return FederatedClient(
-            i,
+        return client_of(
             model(),
             datasets[i],
             loss,
-            optimizer(),
-            options or LocalTrainingConfig(),
-            stores[i],
-            sides() if sides else strategy.client_sides,
-            seed,
+            client_id=i,
+            optimizer=optimizer(),
+            store=stores[i],
+            sides=sides() if sides else strategy.client_sides,
+            options=options or LocalTrainingConfig(),
+            seed=seed,
             personal=kept,
             compression=strategy.compression,
         )

@@ -7,7 +7,6 @@ silence, and none may raise anything but an error of the user that names the fil
 
 import errno
 import io
-import json
 import logging
 import multiprocessing
 import pickle
@@ -25,7 +24,7 @@ from flwr.app import Message
 from safetensors.torch import load_file, save_file
 
 from fedhet.client_app.state import FolderStateStore
-from fedhet.common.checksums import CHECKPOINT, MODEL, read_label
+from fedhet.common.checksums import CHECKPOINT, MODEL
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.files import remove_unfinished
 from fedhet.common.results import ResultsFollower, read_rows, read_summary
@@ -667,29 +666,3 @@ def test_a_table_that_has_changed_is_noticed(tmp_path, capsys):
     with pytest.raises(SystemExit):
         evaluate.main([str(tmp_path / "run")])
     assert "the test set has changed since the run" in " ".join(capsys.readouterr().err.split())
-
-
-# ---- version 0.1 ---------------------------------------------------------------------------------
-
-
-def test_files_of_version_01_are_read(runs, cut, whole):
-    """They have the same tensors, and neither labels nor checksums."""
-    for path in checkpoints(cut / "checkpoints"):
-        label = read_label(path)
-        for key in ("format", "kind", "run", "rows", "data", "durable"):
-            del label[key]
-        save_file(load_file(path), path, {"fedhet": json.dumps(label)})
-    for path in (cut / "client_state").rglob("*.safetensors"):
-        save_file(load_file(path), path)
-    again = run_recipe(cut, *WORDS, "resume=true", "checkpoint.client_models=true")
-    assert again["parameters_sha256"] == runs.summary["parameters_sha256"]
-    model = whole / "model.safetensors"
-    save_file(load_file(model), model, {"classes": json.dumps([str(c) for c in range(10)])})
-    summary = read_summary(whole)
-    for key in ("run", "data", "metrics_sha256", "config_sha256"):
-        del summary[key]
-    (whole / "summary.json").write_text(json.dumps(summary))
-    assert load_model(whole)
-    assert read_run(whole, "a", 0).status == "completed"
-    damage(model, ANY_FILE["half"])
-    refuses(lambda: load_model(whole), model)

@@ -28,8 +28,9 @@ from fedhet.common.kinds import (
     Two,
     Whole,
 )
-from fedhet.conf.schema.groups import AnyPartition, AnyRuntime, Local, Logger
-from fedhet.conf.schema.task import AnyTask
+from fedhet.common.partition_settings import AnyPartition
+from fedhet.common.task_settings import AnyTask
+from fedhet.conf.schema.groups import AnyRuntime, Local, Logger
 
 MOST_CLIENTS = 1_000_000  # far beyond what a server can hold the registrations of
 FIGURES = (  # of every summary

@@ -61,9 +61,8 @@ def read_counts(folder: Path) -> dict[str, Any]:
             raise ValueError(f"not {len(names)} counts in every row")
         return {"class_names": names, "counts": counts, "clients": int(content["clients"])}
     except FileNotFoundError:
-        reason = "it is of an older version, or its nodes have their own data"
-        advice = "fedhet-partition draws a recipe's partition"
-        return {"error": f"its run has no {CLASS_COUNTS}: {reason} ({advice})"}
+        reason = "its nodes have their own data (fedhet-partition draws a recipe's partition)"
+        return {"error": f"its run has no {CLASS_COUNTS}: {reason}"}
     except (OSError, ValueError, KeyError, TypeError) as error:
         return {"error": f"its {CLASS_COUNTS} cannot be read: {error}"}
 

@@ -126,7 +126,7 @@ def write_report(
     """
     writable_folder(folder, "--out ")
     data = thinned(with_partitions(data) if partitions else data)
-    blocks = build_page(data, lambda: data.partitions, folder, name)
+    blocks = build_page(data, folder, name)
     for block in blocks:
         if isinstance(block, Chart):
             block.save(folder)

@@ -115,7 +115,7 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
                     "method": Entry(row.label, best=best),
                     "setting": one.column,
                     "rank": str(place or "-"),
-                    "mean": Entry(_mean_text(row, digits), best=best),
+                    "mean": Entry(row.score.text(digits), best=best),
                     "95 % interval": row.score.interval_text(digits),
                     "seeds": str(row.score.count),
                     "minus the baseline": _gap_text(one, row, gap_digits),
@@ -131,11 +131,6 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
         frame = frame[[name for name in alone if name in frame]]
         return Table(frame, _caption(found), words=frame.columns.get_loc("mean"))
     return Table(frame, _caption(found), words=frame.columns.get_loc("rank"))
-
-
-def _mean_text(row: Ranked, digits: int) -> str:
-    alone = row.score.complete and row.score.spread is None
-    return f"{row.score.mean:.{digits}f}" if alone else row.score.text(digits)
 
 
 def _gap_text(one: Comparison, row: Ranked, digits: int) -> str:
@@ -236,7 +231,7 @@ def _missed_text(one: Comparison, row: Ranked) -> str:
 
 
 def _score_text(one: Comparison, row: Ranked) -> str:
-    text = f"{one.figure.title.removesuffix(' (%)')} {_mean_text(row, one.digits)}"
+    text = f"{one.figure.title.removesuffix(' (%)')} {row.score.text(one.digits)}"
     return f"{text} %" if one.figure.percent and one.figure.name in ACCURACIES else text
 
 

@@ -153,16 +153,10 @@ def _packed(values: Column) -> Any:
 
 def read_data(path: Path) -> ReportData:
     """Read a data file; another file is a ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(
-            f"{path} is not a data file of fedhet-report: it is not a text; {_ALLOWED}"
-        ) from None
-    return parse(text, str(path))
+    return parse(path.read_bytes(), str(path))
 
 
-def parse(text: str, name: str) -> ReportData:
+def parse(text: str | bytes, name: str) -> ReportData:
     """Return what a data file holds; ``name`` is for the ConfigError of another file."""
     try:
         content = json.loads(text)

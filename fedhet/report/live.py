@@ -75,8 +75,7 @@ class LivePage:
         data = self._data()
         data = replace(data, baseline=self._baseline if data.runs else "")
         with tempfile.TemporaryDirectory() as folder:  # for those pictures that are in the page
-            partitions = thinned(with_partitions(data))
-            blocks = build_page(partitions, lambda: partitions.partitions, Path(folder), "report")
+            blocks = build_page(thinned(with_partitions(data)), Path(folder), "report")
         return to_html(blocks, live=version)
 
     def _data(self) -> ReportData:

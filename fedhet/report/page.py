@@ -30,7 +30,6 @@ from fedhet.report.data_file import ReportData
 from fedhet.report.layer_plots import layers
 from fedhet.report.layout import KNOWN_KEYS, Layout, automatic_layout, differing_settings
 from fedhet.report.names import listed, method_title
-from fedhet.report.paper_figures import Partitions
 from fedhet.report.provenance import distrusted, provenance, warnings
 from fedhet.report.published_tables import paper_layout, read_paper
 from fedhet.report.run_data import Run, evaluation_place, score_of
@@ -63,11 +62,8 @@ class Section:
     published: bool = False  # whether the layout has a paper's numbers
 
 
-def build_page(data: ReportData, partitions: Partitions, folder: Path, name: str) -> list[Block]:
-    """Return the page, and write its pictures into the folder; ``name`` begins their names.
-
-    ``partitions`` returns the class counts.
-    """
+def build_page(data: ReportData, folder: Path, name: str) -> list[Block]:
+    """Return the page, and write its pictures into the folder; ``name`` begins their names."""
     sections = sections_of(data)
     check_baseline([section.layout for section in sections], data.baseline)
     keys = legend_keys([section.layout for section in sections])
@@ -80,8 +76,8 @@ def build_page(data: ReportData, partitions: Partitions, folder: Path, name: str
         blocks.append(Warn(NO_CHARTS))
     for number, (section, found) in enumerate(zip(sections, compared, strict=True)):
         stem = f"{name}_{number + 1}" if len(sections) > 1 else name
-        blocks += _section(section, found, data, keys, partitions, folder / stem)
-    blocks += figures.partitions(partitions(), folder / name)
+        blocks += _section(section, found, data, keys, folder / stem)
+    blocks += figures.partitions(data.partitions, folder / name)
     blocks += provenance(data)
     return blocks if can_draw() else [one for one in blocks if not isinstance(one, Chart)]
 
@@ -230,7 +226,6 @@ def _section(
     compared: Sequence[Comparison],
     data: ReportData,
     keys: Mapping[str, Key],
-    partitions: Partitions,
     stem: Path,
 ) -> list[Block]:
     layout = section.layout
@@ -252,7 +247,7 @@ def _section(
         blocks += agreement(layout, keys, data.every, stem)
         blocks += layers(layout, keys, stem)
         blocks += figures.diagnostics(layout, keys, data.every, stem)
-        blocks += paper_figures.sections(section.runs, layout, partitions, stem)
+        blocks += paper_figures.sections(section.runs, layout, data.partitions, stem)
     return [*blocks, *distrusted(section.runs), *_settings(section)]
 
 

@@ -19,7 +19,7 @@ from fedhet.report.layout import Layout, same_but_seed
 from fedhet.report.run_data import Run, by_seed
 
 ROOT = Path(__file__).resolve().parents[2]  # where fedhet lies, and reproductions in a clone
-Partitions = Callable[[], Sequence[Partition]]
+Partitions = Sequence[Partition]
 Say = Callable[[str], None]
 
 
@@ -36,8 +36,7 @@ class PaperFigures(Protocol):
     def sections(self, layout: Layout, partitions: Partitions, stem: Path) -> list[Block]:
         """Return the figures of runs that have ``Run.figures[name]``, and save their files.
 
-        ``partitions`` returns the class counts and may take seconds; ``stem`` is the folder and the
-        beginning of the files' names.
+        ``stem`` is the folder and the beginning of the files' names.
         """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.results import COMPLETED, CONFIG, DIVERGED, FAILED, STOPPED
 from fedhet.report.data_file import Origin, ReportData, merged, read_data
 from fedhet.report.run_data import RUNNING, Run, find_runs, read_run
+from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 
 
 def read_sources(paths: Sequence[Path]) -> ReportData:
@@ -36,7 +36,8 @@ def require_folders(paths: Iterable[Path]) -> None:
 
 def has_all_runs(folder: Path) -> bool:
     """Return whether a folder gets no other run: it is that of a run, or of an ended sweep."""
-    return (folder / CONFIG).is_file() or _read_index(folder).get("status") in (COMPLETED, FAILED)
+    sweep, _ = _read_index(folder)
+    return (folder / CONFIG).is_file() or (sweep and sweep.status) in (COMPLETED, FAILED)
 
 
 def completed_runs(paths: Sequence[Path]) -> tuple[list[tuple[Run, Path]], list[str]]:
@@ -67,8 +68,7 @@ def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:
     all_found = list(find_runs(folder))
     found = [run for run in all_found if run not in seen]
     seen.update(found)
-    index = _read_index(folder)
-    jobs = {str(job.get("folder")): job for job in _jobs_of(index)}
+    sweep, jobs = _read_index(folder)
     runs = []
     for run_folder in found:
         inner = str(run_folder.relative_to(folder))
@@ -84,33 +84,25 @@ def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:
             "summary.json"
         )
     done = sum(run.status in (COMPLETED, DIVERGED) for run in runs)
-    unfinished = _unfinished(path, index, done)
-    varied = _varied(_jobs_of(index))
-    origin = Origin(folder.name, _command(index), failures, unfinished, varied)
+    origin = Origin(folder.name, failures=failures)
+    if sweep is not None:
+        command = shlex.join(["fedhet", "-m", *sweep.overrides])
+        origin = Origin(
+            folder.name, command, failures, _unfinished(path, sweep, done), sweep.varied
+        )
     return ReportData(runs=runs, origins=[origin])
 
 
-def _varied(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of the words in which the jobs of a sweep differ."""
-    words = [
-        dict(str(word).lstrip("+").partition("=")[::2] for word in job.get("overrides") or ())
-        for job in jobs
-    ]
-    keys = dict.fromkeys(key for own in words for key in own)
-    return [key for key in keys if len({own.get(key) for own in words}) > 1]
-
-
-def _unfinished(path: Path, index: Mapping[str, Any], found: int) -> str:
+def _unfinished(path: Path, sweep: Sweep, done: int) -> str:
     """Return how many jobs of a sweep that has not ended have results, and what continues it."""
     ends = {STOPPED: ("was stopped", ""), RUNNING: ("has not ended", "If it was killed, ")}
-    status, total = str(index.get("status")), index.get("total")
-    if status not in ends:
+    if sweep.status not in ends:
         return ""
-    how, condition = ends[status]
-    jobs = f"{total} jobs" if total else "jobs"  # a search may not know how many
+    how, condition = ends[sweep.status]
+    jobs = f"{sweep.total} jobs" if sweep.total else "jobs"  # a search may not know how many
     resume = shlex.join(["fedhet", "-m", "--resume", str(path)])
     return (
-        f"The sweep {path.resolve().name} {how}: {found} of its {jobs} are done. "
+        f"The sweep {path.resolve().name} {how}: {done} of its {jobs} are done. "
         f"{condition}{resume} continues it."
     )
 
@@ -132,24 +124,9 @@ def _why_without_results(job: Mapping[str, Any]) -> str:
     return missing if job.get("status") == COMPLETED else ""
 
 
-def _jobs_of(index: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the jobs of a sweep.json; what is no job, as in a file of another's, is skipped."""
-    jobs = index.get("jobs")
-    return [job for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
-
-
-def _read_index(folder: Path) -> dict[str, Any]:
-    """Return a sweep's sweep.json; empty if it is missing or cannot be read."""
+def _read_index(folder: Path) -> tuple[Sweep | None, dict[str, dict[str, Any]]]:
+    """Return the sweep of a folder, None of another folder, and its jobs by their folder."""
     try:
-        index = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return index if isinstance(index, dict) else {}
-
-
-def _command(index: Mapping[str, Any]) -> str:
-    """Return a sweep's command line from its sweep.json."""
-    words = index.get("overrides")
-    if not words or not isinstance(words, list):
-        return ""
-    return shlex.join(["fedhet", "-m", *map(str, words)])
+        return SweepFolder(folder).read(), SweepFolder(folder).jobs()
+    except ConfigError:
+        return None, {}

@@ -37,7 +37,8 @@ def with_single_sweeps(words: Sequence[str]) -> list[str]:
         group = word.partition("=")[0]
         override = _parsed(parser, word) if group in _GROUPS else None
         if override is not None and override.value_type in _LISTS:
-            swept[group] = [_text(option) for option in override.sweep_iterator()]
+            options = map(str, override.sweep_iterator())
+            swept[group] = [one.replace(" ", "").replace("'", "") for one in options]
     return [_as_sweep(word, swept, parser) for word in words]
 
 
@@ -75,7 +76,3 @@ def _parsed(parser: OverridesParser, word: str) -> Override | None:
         return parser.parse_override(word)
     except OverrideParseException:  # Hydra says so
         return None
-
-
-def _text(option: Any) -> str:
-    return str(option).replace(" ", "").replace("'", "")

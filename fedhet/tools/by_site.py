@@ -25,7 +25,6 @@ from fedhet.tasks import AnyTask, pick_device
 from fedhet.tasks.evaluation import Batched, classifies, evaluate_model, logits_of
 
 MOST_CLASSES = 30  # of a confusion matrix
-HALF = 0.5
 
 
 def evaluate_sites(

@@ -171,7 +171,7 @@ def _columns(task: AnyTask, stored: Mapping[str, str]) -> list[dict[str, Any]]:
         return []
     numeric, categorical = names["numeric"], names["categorical"]
     found = ColumnStatistics.from_json(statistics)
-    return Columns.of_statistics(found, "", numeric, categorical, "regression", None).inputs()
+    return Columns.of_statistics(found, "", numeric, categorical).inputs()
 
 
 def _examples(task: AnyTask, count: int) -> Tensor:

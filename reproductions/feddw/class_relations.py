@@ -48,8 +48,7 @@ def relations_section(layout: Layout, partitions: Partitions, stem: Path) -> lis
         return []
     blocks: list[Block] = [Heading(3, "Class relations")]
     if can_plot():
-        counted = partitions()
-        shown = [_matrices(*each, counted) for each in found[:MOST_SHOWN]]
+        shown = [_matrices(*each, partitions) for each in found[:MOST_SHOWN]]
         soft_limits = _limits([run.soft_labels for run in shown])
         head_limits = _limits([run.head for run in shown])
         bottom = 0.8 if any(_upright(_ticks(run.names)) for run in shown) else 0.3

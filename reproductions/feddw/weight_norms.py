@@ -77,12 +77,11 @@ class Norms:
 def norms_section(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]:
     """Return class shares against weight norms, for runs whose clients have their own heads."""
     runs = first_runs(layout, head_norms_of)
-    counted = partitions() if runs else []
-    if not counted:
+    if not runs or not partitions:
         return []
     found, missing = [], []
     for label, run, heads in runs:
-        partition = partition_of(run, counted)
+        partition = partition_of(run, partitions)
         if partition is None or partition.error:
             reason = partition.error if partition else "its partition is not counted"
             missing.append(f"{label}: {reason}")

@@ -50,8 +50,7 @@ def generated(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]
         return []
     order = list(map(id, layout.completed))
     runs.sort(key=lambda found: order.index(id(found[1])))
-    counted = partitions()
-    found = _different([decoder for each in runs for decoder in _decoders(*each, counted)])
+    found = _different([decoder for each in runs for decoder in _decoders(*each, partitions)])
     shown = found[:MOST_SHOWN]
     shapes = [decoder.images.shape for decoder in shown]
     tallest = max(n * rows / (classes * columns) for n, classes, rows, columns in shapes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from fedhet.common.errors import ConfigError, require_choice
+from fedhet.common.task_settings import Lora
 from fedhet.tasks.models.bilstm import bilstm
 from fedhet.tasks.models.convolutional import bn_cnn, fedavg_cnn, feddw_cnn, gn_cnn, maecho_cnn
 from fedhet.tasks.models.cvae import CVAE, cvae
@@ -61,7 +63,23 @@ ALL: dict[str, Callable[..., Model | CVAE]] = {**ON_IMAGES, **ON_TEXT, **CONDITI
 
 AnyModel = Model | CVAE | WrappedModel
 
-__all__ = ["CONDITIONAL", "MODELS", "AnyModel", "Model", "build_model", "build_own_model"]
+__all__ = ["CONDITIONAL", "MODELS", "AnyModel", "Head", "Model", "build_model", "build_own_model"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """How a model's classifier is made.
+
+    Attributes:
+        classifier: of the user's own model the path of the module that makes the outputs; None: the
+            last linear layer.
+        bias: None: as in the model's paper; False: without one.
+        init: orthogonal: it starts with orthonormal rows and a bias of zero; None: as in PyTorch.
+    """
+
+    classifier: str | None = None
+    bias: bool | None = None
+    init: str | None = None
 
 
 def build_model(
@@ -69,11 +87,9 @@ def build_model(
     *,
     input_shape: tuple[int, ...],
     num_classes: int,
-    classifier: str | None = None,
+    head: Head = Head(),
     options: Mapping[str, Any] | None = None,
-    lora: Mapping[str, Any] | None = None,
-    head_bias: bool | None = None,
-    head_init: str | None = None,
+    lora: Lora | None = None,
     stem: str | None = None,
     vocabulary_size: int | None = None,
     seed: int,
@@ -84,36 +100,25 @@ def build_model(
         name: one of MODELS, CONDITIONAL or PRETRAINED, or ``package.module:function``.
         input_shape: (C, H, W) of images, (T,) of texts.
         num_classes: the number of outputs.
-        classifier: for the user's own model, see :class:`WrappedModel`.
+        head: how the classifier is made.
         options: further arguments of the user's own model function.
         lora: for the user's own model, see :func:`~fedhet.tasks.models.lora.add_adapters`.
-        head_bias: None: as in the model's paper.
-        head_init: orthogonal: the classifier starts with orthonormal rows and a bias of zero;
-            None: PyTorch's.
         stem: for a ResNet-18: imagenet or cifar; None: as in the model's paper.
         vocabulary_size: number of tokens, for texts.
         seed: seed of the initial parameters; the global random state does not change.
 
     Raises:
-        ConfigError: for an unknown name, a model for other inputs, a stem or head_init that the
-            model does not have, too small images, or missing weights.
+        ConfigError: for an unknown name, a model for other inputs, a stem or head that the model
+            does not have, too small images, or missing weights.
     """
     if is_reference(name):
         known = {"input_shape": input_shape, "num_classes": num_classes}
         if vocabulary_size is not None:
             known["vocabulary_size"] = vocabulary_size
-        return build_own_model(
-            load_reference("task.model", name),
-            known,
-            options or {},
-            classifier=classifier,
-            lora=lora,
-            head_bias=head_bias,
-            head_init=head_init,
-            seed=seed,
-        )
+        function = load_reference("task.model", name)
+        return build_own_model(function, known, options or {}, head=head, lora=lora, seed=seed)
     require_choice("task.model", name, ALL)
-    own = (("classifier", classifier), ("model_options", options), ("lora", lora))
+    own = (("classifier", head.classifier), ("model_options", options), ("lora", lora))
     for key, value in own:
         if value:
             raise ConfigError(
@@ -123,9 +128,9 @@ def build_model(
     build = _builder(name, input_shape, stem, vocabulary_size)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs, too
-        model = build(num_classes=num_classes, head_bias=head_bias)
-        if head_init is not None:  # last, so that the body stays the same
-            _start_orthogonal(name, head_init, model)
+        model = build(num_classes=num_classes, head_bias=head.bias)
+        if head.init is not None:  # last, so that the body stays the same
+            _start_orthogonal(name, head.init, model)
         return model
 
 
@@ -149,10 +154,8 @@ def build_own_model(
     known: Mapping[str, Any],
     options: Mapping[str, Any],
     *,
-    classifier: str | None = None,
-    lora: Mapping[str, Any] | None = None,
-    head_bias: bool | None = None,
-    head_init: str | None = None,
+    head: Head = Head(),
+    lora: Lora | None = None,
     classifies: bool = True,
     seed: int,
 ) -> WrappedModel:
@@ -162,10 +165,8 @@ def build_own_model(
         function: returns an ``nn.Module``.
         known: values for its parameters, by name.
         options: further arguments.
-        classifier: path of the module that makes the outputs; None: the last linear layer.
+        head: how the classifier is made.
         lora: adapters to train instead of the network; None: train all of it.
-        head_bias: False removes that layer's bias.
-        head_init: as in :func:`build_model`.
         classifies: whether the outputs are logits of classes.
         seed: seed of the initial parameters, for torch's, NumPy's and Python's generators.
     """
@@ -177,11 +178,11 @@ def build_own_model(
                 "return an nn.Module"
             )
         if lora is not None:
-            classifier = classifier or last_layer(network)
-            add_adapters(network, lora, classifier)
-        model = WrappedModel(network, classifier, head_bias=head_bias, classifies=classifies)
-        if head_init is not None:
-            _start_orthogonal(name_of(function), head_init, model)
+            head = replace(head, classifier=head.classifier or last_layer(network))
+            add_adapters(network, lora, str(head.classifier))
+        model = WrappedModel(network, head.classifier, head_bias=head.bias, classifies=classifies)
+        if head.init is not None:
+            _start_orthogonal(name_of(function), head.init, model)
         return model
 
 

@@ -13,22 +13,19 @@ FedIT.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import nn
 
 from fedhet.common.errors import ConfigError, SetupError
+from fedhet.common.task_settings import Lora
 
 
-def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -> None:
+def add_adapters(network: nn.Module, lora: Lora, classifier: str) -> None:
     """Put adapters into a network, and freeze the rest except what is trained in full.
 
     Args:
         network: changed in place.
-        lora: the recipe's ``task.lora``: r, alpha, dropout, target_modules (ends of the names of
-            linear layers, embeddings or convolutions), modules_to_save (trained in full, beside the
-            classifier).
+        lora: the recipe's ``task.lora``; its targets may be linear layers, embeddings and
+            convolutions.
         classifier: path of the module that makes the outputs, which is trained in full.
 
     Raises:
@@ -38,7 +35,7 @@ def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
         raise SetupError('task.lora needs peft: pip install -e ".[lora]"') from None
-    whole = [classifier, *lora.get("modules_to_save", ())]
+    whole = [classifier, *lora.modules_to_save]
     modules = dict(network.named_modules())
     for path in whole:
         if path not in modules:
@@ -46,19 +43,18 @@ def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -
                 f"task.lora.modules_to_save: {path} is not a module of the model; it has: "
                 f"{', '.join(filter(None, modules))}"
             )
-    targets = list(lora["target_modules"])
     config = LoraConfig(
-        r=lora["r"],
-        lora_alpha=lora["alpha"],
-        lora_dropout=lora.get("dropout", 0.0),
-        target_modules=targets,
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
         exclude_modules=whole,
     )
     try:
         inject_adapter_in_model(config, network)
     except ValueError as error:
         reason = str(error).split(". ")[0]
-        raise ConfigError(f"task.lora.target_modules={targets}: {reason}") from None
+        raise ConfigError(f"task.lora.target_modules={lora.target_modules}: {reason}") from None
     for name, parameter in network.named_parameters():
         in_full = any(f"{name}.".startswith(f"{path}.") for path in whole)
         parameter.requires_grad_(in_full or "lora_" in name)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.task_settings import Lora
 from fedhet.tasks.models.attributes import FROZEN
 from fedhet.tasks.models.frozen import Frozen
 from fedhet.tasks.models.lora import add_adapters, merge_adapters
@@ -39,14 +38,14 @@ def counted(metadata: Mapping[str, str], num_batches: float | None) -> dict[str,
     return {**metadata, **({} if num_batches is None else {_BATCHES: str(round(num_batches))})}
 
 
-def model_metadata(model: nn.Module, lora: Mapping[str, Any] | None) -> dict[str, str]:
+def model_metadata(model: nn.Module, lora: Lora | None) -> dict[str, str]:
     """Return the metadata of a model's file that :func:`load_own_weights` needs."""
     frozen = frozen_sha256(model)
     found = {"frozen_sha256": frozen} if frozen else {}
     if isinstance(model, WrappedModel):
         found["classifier"] = model.classifier
         found |= {"head_bias": "false"} if getattr(model.head, "bias", None) is None else {}
-        found |= {"lora": json.dumps(dict(lora))} if lora else {}
+        found |= {"lora": lora.model_dump_json()} if lora else {}
     return found
 
 
@@ -76,7 +75,7 @@ def load_own_weights(
     """
     classifier = metadata.get("classifier", last_layer(network))
     named = {own_name(name, classifier): value for name, value in tensors.items()}
-    lora = json.loads(metadata.get("lora", "null"))
+    lora = Lora.model_validate_json(metadata["lora"]) if "lora" in metadata else None
     target = network
     if lora:
         target = copy.deepcopy(network)

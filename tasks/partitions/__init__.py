@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError, require_whole
-from fedhet.tasks.partitions.config import FLAVOURS, PartitionConfig
+from fedhet.tasks.partitions.config import PartitionConfig
 from fedhet.tasks.sources.arrays import Indices, numbered
 from fedhet.tasks.sources.store import build_once, cache_folder, cache_key
 
-__all__ = ["FLAVOURS", "PartitionConfig", "hold_out", "partition_rows"]
+__all__ = ["PartitionConfig", "hold_out", "partition_rows"]
 
 FORMAT = 2  # version of the draws: raise it when one of them changes
 HOLDOUT_STREAM = 1

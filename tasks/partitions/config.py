@@ -1,4 +1,4 @@
-"""conf/partition/*.yaml as checked values; those files explain every key."""
+"""The group partition as checked values; common/partition_settings.py has its keys."""
 
 from __future__ import annotations
 
@@ -6,28 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedhet.common.errors import (
-    require_choice,
-    require_known_keys,
-    require_range,
-    require_types,
-    require_whole,
-)
-
-COMMON = ("name", "holdout", "seed", "unseen")
-# The keys of each flavour with their defaults.
-FLAVOURS: dict[str, dict[str, Any]] = {
-    "iid": {},
-    "dirichlet": {"alpha": 0.3, "min_size": 10, "balance": True},
-    "class_prior_dirichlet": {"alpha": 0.3},
-    "feddf_dirichlet": {"alpha": 0.1, "group_size": 10},
-    "pathological": {"classes": 2, "equal_sizes": True},
-    "shards": {"shards_per_client": 2},
-    "disjoint_classes": {"sets": None},
-    "natural": {"min_size": 1},
-    "feature_shift": {"brightness": 0.3, "contrast": 0.5, "noise": 0.2, "rotation": 30.0},
-    "site": {},
-}
+from fedhet.common.configured import checked_section
+from fedhet.common.errors import require_choice
+from fedhet.common.partition_settings import PARTITIONS, Partition
 
 
 @dataclass(frozen=True)
@@ -51,23 +32,7 @@ class PartitionConfig:
     @classmethod
     def from_mapping(cls, partition: Mapping[str, Any]) -> PartitionConfig:
         """Check a plain mapping."""
-        name = partition.get("name")
-        require_choice("partition.name", name, FLAVOURS)
-        assert isinstance(name, str)
-        defaults = FLAVOURS[name]
-        require_known_keys("partition", partition, (*COMMON, *defaults))
-        switches = {key: bool for key, value in defaults.items() if isinstance(value, bool)}
-        kinds: dict[str, Any] = {"seed": int | None, **switches}
-        given = {key: partition[key] for key in kinds if key in partition}
-        require_types("partition", given, kinds)
-        holdout = partition.get("holdout") or 0.0
-        require_range("partition.holdout", holdout, high=1.0, open_high=True)
-        options = defaults | {key: partition[key] for key in defaults if key in partition}
-        if "alpha" in options:
-            require_range("partition.alpha", options["alpha"], open_low=True)
-        for key in FLAVOURS["feature_shift"].keys() & options.keys():
-            require_range(f"partition.{key}", options[key])
-        for key in {"min_size", "group_size", "shards_per_client", "classes"} & options.keys():
-            require_whole(f"partition.{key}", options[key], low=1)
-        unseen = tuple(partition.get("unseen") or ())
-        return cls(name, float(holdout), partition.get("seed"), options, unseen)
+        name = require_choice("partition.name", str(partition.get("name")), PARTITIONS)
+        found = checked_section(PARTITIONS[name], "partition", partition)
+        own = found.model_dump(exclude={*Partition.model_fields})
+        return cls(name, found.holdout, found.seed, own, tuple(found.unseen))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
+SPLIT_SEED = 0  # the same test examples whatever the run's seed
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,13 @@ def numbered(clients: NDArray[np.str_]) -> tuple[tuple[str, ...], Indices]:
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     return tuple(names[order].tolist()), place[numbers].astype(np.int64)
+
+
+def random_split(size: int, fraction: float) -> tuple[Indices, Indices]:
+    """Split rows at random, always in the same way; the second part has the rounded fraction."""
+    order = np.random.default_rng(SPLIT_SEED).permutation(size)
+    count = round(fraction * size)
+    return np.sort(order[count:]), np.sort(order[:count])
 
 
 def stratified_split(strata: NDArray[Any], fraction: float, seed: int) -> tuple[Indices, Indices]:

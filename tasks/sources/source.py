@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError, SetupError
-from fedhet.tasks.config import SourceConfig
-from fedhet.tasks.sources.arrays import Indices, Split, stratified_split
+from fedhet.tasks.config import ImageConfig, TextConfig
+from fedhet.tasks.sources.arrays import SPLIT_SEED, Indices, Split, stratified_split
 from fedhet.tasks.sources.encodings import Encoding
 from fedhet.tasks.sources.folders import require_folder
 from fedhet.tasks.sources.store import Decoder, content_sha256, decode_once, decoded_folder
@@ -36,7 +36,6 @@ HUB = {
     "mnist": "ylecun/mnist",
     "tiny_imagenet": "zh-plus/tiny-imagenet",
 }
-SPLIT_SEED = 0  # for our own test splits: independent of the run's seed
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Source(ABC):
 
     site_layouts: ClassVar[str] = "train.parquet nor train-*.parquet"
 
-    task: SourceConfig
+    task: ImageConfig | TextConfig
 
     @property
     @abstractmethod

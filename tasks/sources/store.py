@@ -117,16 +117,13 @@ def _problem_of(folder: Path, stats: Stats) -> str | None:
             return f"is a copy of {manifest['folder']}"
         if names != set(manifest["files"]):
             return "lacks files or has others"
-        wrong = [name for name in sorted(names) if _hash(folder, name) != manifest["files"][name]]
+        hashes = manifest["files"]
+        wrong = [name for name in sorted(names) if file_sha256(folder / name) != hashes[name]]
     except FileNotFoundError:
         return "has no checksums"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"cannot be read ({error})"
     return f"is damaged ({', '.join(wrong)})" if wrong else None
-
-
-def _hash(folder: Path, name: str) -> str:
-    return file_sha256(folder / name)
 
 
 def _read_manifest(folder: Path) -> Any:

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from fedhet.tasks.config import TextConfig
+from fedhet.tasks.sources.arrays import SPLIT_SEED
 from fedhet.tasks.sources.encodings import TokenEncoding
-from fedhet.tasks.sources.source import SPLIT_SEED, Source
+from fedhet.tasks.sources.source import Source
 from fedhet.tasks.sources.store import build_once, cache_folder, cache_key
 from fedhet.tasks.sources.tables import Columns
 from fedhet.tasks.vocabulary import (

@@ -1,5 +1,7 @@
 """FederatedClient by its NumPyClient contract, and the local training loop by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.local_training import seeded
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names
-from tests.federation import Regression, TensorBatches, half_squared_error
+from tests.federation import Regression, TensorBatches, client_of, half_squared_error
 from tests.refused import refused
 from tests.strategies.labelled import Classifier, blobs
 from tests.strategies.test_closed_forms import Shifted
@@ -25,9 +27,7 @@ def client(model=None, data=None, **how) -> FederatedClient:
     """One example, x = (3, 4), target -10: the gradient at w = 0 is (30, 40), norm 50."""
     if data is None:
         data = TensorBatches(torch.tensor([[3.0, 4.0]]).double(), torch.tensor([-10.0]).double())
-    defaults = {"loss": half_squared_error, "optimizer": SGD(), "options": LocalTrainingConfig()}
-    defaults |= {"client_id": 0, "store": ContextStateStore(RecordDict())}
-    return FederatedClient(**{**defaults, "model": model or Regression(2), "data": data, **how})
+    return client_of(model or Regression(2), data, how.pop("loss", half_squared_error), **how)
 
 
 def fit(start=(0.0, 0.0), config=CONFIG, **how):
@@ -54,7 +54,7 @@ class Autoencoder(torch.nn.Module):
 def test_tied_tensors_travel_once_and_buffers_that_are_not_stored_stay():
     data = TensorBatches(torch.ones(1, 1), torch.zeros(1))
     one = client(Autoencoder(), data)
-    assert one.shared_names == ["encoder.weight", "head.weight"]
+    assert one.shared.shared_names == ["encoder.weight", "head.weight"]
     start = [np.full((1, 1), 2.0, np.float32), np.ones((1, 1), np.float32)]
     loss, _, _ = one.evaluate(start, dict(CONFIG))
     assert loss == 0.5 * 4.0**2  # w^2 = 4, and not the initial w
@@ -96,7 +96,7 @@ def test_what_no_state_holds_does_not_pass_from_one_message_to_the_next():
     one = client(Counting(), data)
     start, config = [np.ones((1, 1), np.float32)], {**CONFIG, "lr": 0.1}
     first, _, _ = one.fit(start, config)
-    again = one.rebind(1, data, None, SGD(), {}, ContextStateStore(RecordDict()))
+    again = replace(one, client_id=1, store=ContextStateStore(RecordDict()))
     second, _, _ = again.fit(start, config)
     assert np.array_equal(first[0], second[0])
 
@@ -214,14 +214,14 @@ def test_a_rebound_client_is_as_new():
     assert not torch.equal(model.head.weight, torch.zeros(1, 2, dtype=torch.float64))
     model.requires_grad_(False)  # as a side may that trains in phases
     store = ContextStateStore(RecordDict())
-    second = first.rebind(7, first.data, None, SGD(), {}, store)
+    second = replace(first, client_id=7, store=store)
     assert (second.client_id, first.client_id) == (7, 0)
     weight = model.head.weight
     assert (model.training, weight.grad, weight.requires_grad) == (True, None, True)
     assert second.fit([], dict(CONFIG))[2]["train-loss"] == 50.0
     assert store.load("experiment", 1)
     first = client(model.requires_grad_(False))  # frozen from the start
-    assert not first.rebind(1, first.data, None, SGD(), {}, store).model.head.weight.requires_grad
+    assert not replace(first, client_id=1).shared.model.head.weight.requires_grad
 
 
 def test_a_client_may_start_from_its_own_initialisation():

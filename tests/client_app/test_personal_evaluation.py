@@ -16,7 +16,7 @@ from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fedbabu import FedBABU
-from tests.federation import TensorBatches
+from tests.federation import TensorBatches, client_of
 from tests.recipes import TINY, run_recipe
 from tests.strategies.labelled import Classifier, WithoutDropout, assert_same, blobs
 from tests.strategies.sides import per_fedavg
@@ -33,10 +33,8 @@ def examples(size: int, classes: int = 3, seed: int = 9) -> TensorBatches:
 
 
 def client(model: nn.Module, data: TensorBatches | None = None, **how) -> FederatedClient:
-    defaults = {"options": LocalTrainingConfig(batch_size=8, epochs=2), "optimizer": SGD()}
-    defaults["store"] = ContextStateStore(RecordDict())
-    data = data or blobs(1)[0]
-    return FederatedClient(0, model, data, F.cross_entropy, **{**defaults, **how})
+    how.setdefault("options", LocalTrainingConfig(batch_size=8, epochs=2))
+    return client_of(model, data or blobs(1)[0], F.cross_entropy, **how)
 
 
 def scores_of(**how) -> tuple[dict, nn.Module]:
@@ -121,7 +119,7 @@ def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(optimizer):
         one = client(Classifier(), optimizer=optimizer(), options=body_alone)
         config |= {"round": 3, "lr": 0.1}
         scores.append(one.evaluate(one.get_parameters({}), config)[2]["accuracy"])
-        for name, value in one.model.named_parameters():
+        for name, value in one.shared.model.named_parameters():
             assert torch.equal(value, start[name]) == (config.get("finetune-epochs") != 30)
     expected = sum(hits(Classifier().eval(), blobs(1)[0])) / 17
     assert scores[0] == scores[1] == pytest.approx(expected)
@@ -137,7 +135,7 @@ def test_per_fedavg_is_scored_after_plain_steps_of_alpha():
     options = LocalTrainingConfig(batch_size=17, epochs=1)
     one = client(WithoutDropout(), optimizer=per_fedavg(alpha), options=options)
     one.evaluate(one.get_parameters({}), {"round": 1, "lr": 0.1, "finetune-epochs": 1})
-    torch.testing.assert_close(list(one.model.parameters()), expected)
+    torch.testing.assert_close(list(one.shared.model.parameters()), expected)
 
 
 @pytest.mark.parametrize("trained", [True, False])

@@ -122,7 +122,7 @@ def test_soft_labels_and_relations_are_side_by_side(finished_run, tmp_path):
 
     def found():
         layout = automatic_layout(with_figures(runs, print))
-        return by_type(class_relations.relations_section(layout, list, tmp_path / "report"))
+        return by_type(class_relations.relations_section(layout, [], tmp_path / "report"))
 
     runs = [finished_run("feddw", paper=PAPER, strategy__feddw__mu=mu) for mu in (0, 1)]
     assert found() == {}
@@ -159,7 +159,7 @@ def counted(run, counts):
 
 def norms_of(run, partitions, tmp_path):
     layout = automatic_layout([run])
-    return by_type(norms_section(layout, lambda: partitions, tmp_path / "report"))
+    return by_type(norms_section(layout, partitions, tmp_path / "report"))
 
 
 @pytest.mark.usefixtures("no_pictures")

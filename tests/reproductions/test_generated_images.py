@@ -88,7 +88,7 @@ def test_classes_without_examples_are_grey(write, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "partition_of", lambda run, counted: counted[0])
     found = module._decoders("maecho", run, module.generated_of(run), [partition])
     assert [d.trained for d in found] == [[True, False, True], [False, True, False], [True] * 3]
-    blocks = generated(automatic_layout([run]), lambda: [partition], tmp_path / "report")
+    blocks = generated(automatic_layout([run]), [partition], tmp_path / "report")
     assert "Grey: classes without examples" in blocks[-1].caption
     assert "client 1" in blocks[-1].svg
     assert (tmp_path / "report_generated.png").stat().st_size > 5_000

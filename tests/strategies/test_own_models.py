@@ -22,6 +22,7 @@ from fedhet.strategies.fedrod import HEAD, FedRoD, FedRoDClient
 from fedhet.strategies.pfedme import PFedMe
 from fedhet.tasks.evaluation import evaluate_model
 from tests.federation import Regression, TensorBatches, half_squared_error
+from tests.federation import client_of as federation_client
 from tests.refused import refused
 from tests.strategies.labelled import Classifier, blobs, train
 from tests.strategies.sides import built, client_side
@@ -36,10 +37,9 @@ def slopes(model: nn.Module, data: TensorBatches) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
-def client_of(model, data, loss, sides, store=None, **more) -> FederatedClient:
-    options = more.pop("options", LocalTrainingConfig(batch_size=WHOLE, epochs=2))
-    store = store or ContextStateStore(RecordDict())
-    return FederatedClient(0, model, data, loss, SGD(), options, store, sides, **more)
+def client_of(model, data, loss, sides, **more) -> FederatedClient:
+    more.setdefault("options", LocalTrainingConfig(batch_size=WHOLE, epochs=2))
+    return federation_client(model, data, loss, sides=sides, **more)
 
 
 def federation(strategy, data=None) -> tuple[list[dict], list[dict]]:
@@ -164,7 +164,7 @@ def test_pfedme_by_hand(mu):
     assert scores["personal-test-loss"] == pytest.approx(loss, rel=1e-9)
     assert scores["personal-test-accuracy"] == accuracy
     for name, value in w.named_parameters():
-        found = client.model.get_parameter(name)
+        found = client.shared.model.get_parameter(name)
         torch.testing.assert_close(found, value, rtol=1e-12, atol=1e-12)
     for name, value in theta.named_parameters():
         torch.testing.assert_close(side.theta[name], value.detach(), rtol=1e-12, atol=1e-12)
@@ -219,7 +219,7 @@ def test_fedrod_scores_both_heads_together():
     client = client_of(exact(), data, F.cross_entropy, {"fedrod": FedRoDClient()}, test_data=data)
     _, scores = client.train(client.get_parameters({}), ask)
     with torch.no_grad():
-        features, logits = client.model(data.inputs)  # with G alone again
+        features, logits = client.shared.model(data.inputs)  # with G alone again
         weight, bias = (client.state[HEAD][f"head.{name}"] for name in ("weight", "bias"))
         loss = F.cross_entropy(logits + features @ weight.T + bias, data.labels)
         alone = F.cross_entropy(logits, data.labels)
@@ -240,7 +240,7 @@ def test_a_share_stays_within_0_and_1():
         store = ContextStateStore(RecordDict())
         store.save("e", 1, {APFL_OWN: {"head.weight": torch.zeros(1, 1).double()}}, set())
         client = client_of(
-            Regression(1), data, half_squared_error, {"apfl": client_side(APFL)}, store
+            Regression(1), data, half_squared_error, {"apfl": client_side(APFL)}, store=store
         )
         ones = [torch.ones(1, 1).double().numpy()]
         client.train(ones, {"round": 2, "lr": LR, "experiment": "e", "state-round": 1})
@@ -283,6 +283,6 @@ def test_the_own_model_is_scored_and_the_trained_one_sent(side, own):
     loss, accuracy = evaluate_model(model, held_out, F.cross_entropy)
     assert scores["personal-test-loss"] == pytest.approx(loss, rel=1e-6)
     assert scores["personal-accuracy"] == accuracy
-    trained = personal.model.state_dict()
+    trained = personal.shared.model.state_dict()
     moved = personal.state[own]["body.3.running_mean"] - trained["body.3.running_mean"]
     assert moved.abs().max() > 1e-6

@@ -4,14 +4,12 @@ import itertools
 
 import pytest
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhet.client_app.client import FederatedClient
-from fedhet.client_app.state import ContextStateStore
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from tests.federation import client_of
 from tests.strategies.labelled import Classifier, blobs
 from tests.strategies.sides import per_fedavg
 
@@ -130,15 +128,7 @@ def test_both_hessian_free_passes_have_the_same_dropout():
 
 
 def fit(model, options: LocalTrainingConfig, **how) -> dict:
-    client = FederatedClient(
-        client_id=0,
-        model=model,
-        data=blobs(1)[0],
-        loss=F.cross_entropy,
-        options=options,
-        store=ContextStateStore(RecordDict()),
-        **{"optimizer": SGD(), **how},
-    )
+    client = client_of(model, blobs(1)[0], F.cross_entropy, options=options, **how)
     return client.fit(client.get_parameters({}), {"round": 1, "lr": 0.1})[2]
 
 

@@ -164,8 +164,8 @@ WRONG = [
     ({"input_column": "pix"}, "input_column"),
     ({"test_split": "test"}, "test_split"),
     ({"channels": 3}, "1 task.data_options.channels=3"),
-    ({"std": [0.0]}, "std=0.0"),
-    ({"mean": [float("inf")]}, "mean=inf"),
+    ({"std": [0.0]}, "std=[0.0]"),
+    ({"mean": [float("inf")]}, "mean=[inf]"),
     ({"input_column": "kind", "target": "pic"}, "task.target=pic"),
 ]
 

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedhet.tasks import MODELS, build_model
+from fedhet.tasks.models import Head
 from fedhet.tasks.models.mobile import ShuffleUnit
 from fedhet.tasks.models.resnet import Conv3x3
 from tests.refused import refused
@@ -117,13 +118,13 @@ def test_every_model_has_features_a_head_a_seed_and_an_orthogonal_start(name):
     # the named parameters end with the head
     biased = name not in ("mlp", "maecho_cnn")
     for head_bias in (True, False):
-        model = build(name, head_bias=None if head_bias == biased else head_bias)
+        model = build(name, head=Head(bias=None if head_bias == biased else head_bias))
         head = ["head.weight", "head.bias"] if head_bias else ["head.weight"]
         keys = [key for key, _ in model.named_parameters()]
         assert keys[-len(head) :] == [key for key in keys if key.startswith("head")] == head
         assert model.classifier_tensors == len(head) + (4 if name == "vgg11" else 0)
     # an orthogonal head leaves the body as it is
-    orthogonal = build(name, head_init="orthogonal")
+    orthogonal = build(name, head=Head(init="orthogonal"))
     weight = orthogonal.head.weight
     assert torch.allclose(weight @ weight.T, torch.eye(len(weight)), atol=1e-5)
     assert orthogonal.head.bias is None or not orthogonal.head.bias.any()
@@ -182,9 +183,9 @@ def test_the_smallest_image_trains_alone(name):
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [
-        ("mlp", CIFAR, {"head_init": "sphere"}, "head_init='sphere"),
-        ("mlp", CIFAR, {"head_init": "orthogonal", "classes": 101}, "101 100"),
-        ("cvae", CIFAR, {"head_init": "orthogonal"}, "task.head_init=null"),
+        ("mlp", CIFAR, {"head": Head(init="sphere")}, "head_init='sphere"),
+        ("mlp", CIFAR, {"head": Head(init="orthogonal"), "classes": 101}, "101 100"),
+        ("cvae", CIFAR, {"head": Head(init="orthogonal")}, "task.head_init=null"),
         ("lenet", CIFAR, {}, "task.model='lenet vgg11"),
         ("feddw_cnn", DIGITS, {}, "task.model=feddw_cnn 8x8"),
         ("vgg11", DIGITS, {}, "task.model=vgg11 8x8"),

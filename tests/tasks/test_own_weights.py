@@ -6,11 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.tasks.models import build_own_model
-from fedhet.tasks.models.own_weights import counted, frozen_sha256, load_own_weights, model_metadata
+from fedhet.common.task_settings import Lora
+from fedhet.tasks.models import Head, build_own_model
+from fedhet.tasks.models.own_weights import (
+    counted,
+    frozen_sha256,
+    load_own_weights,
+    model_metadata,
+)
 from tests.refused import refused
 
-LORA = {"r": 2, "alpha": 6, "target_modules": ["first"]}
+LORA = Lora(r=2, alpha=6, target_modules=["first"])
 PATH = Path("model.safetensors")
 
 
@@ -76,7 +82,7 @@ def test_frozen_weights_are_compared_where_a_network_freezes_its_own():
 
 
 def test_a_bias_that_the_run_did_not_have_becomes_zero():
-    model, tensors, metadata = trained(head_bias=False)
+    model, tensors, metadata = trained(head=Head(bias=False))
     network = Net()
     load_own_weights(network, tensors, metadata, PATH)
     assert not network.out.bias.any()

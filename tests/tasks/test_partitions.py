@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+from fedhet.common.partition_settings import PARTITIONS
 from fedhet.tasks.partitions import PartitionConfig, hold_out, library, partition_rows
-from fedhet.tasks.partitions.config import FLAVOURS
 from fedhet.tasks.partitions.dirichlet import ClassDirichletPartitioner
 from tests.refused import refused
 from tests.tasks.generated import make_task
 
-DRAWN = sorted(set(FLAVOURS) - {"site"})
+DRAWN = sorted(set(PARTITIONS) - {"site"})
 # Every example goes to at most one client; in the others a class that has run out is used again.
 DISJOINT = sorted(set(DRAWN) - {"class_prior_dirichlet", "pathological"})
 PUBLISHED_SIZES = [5199, 11370, 17651, 12665, 13115]
@@ -201,7 +201,7 @@ def test_disjoint_classes_go_to_their_clients_or_in_even_shares_without_sets():
         ("lda", {}, "partition.name='lda"),
         ("pathological", {"classes": 11}, "11"),
         ("iid", {"alpha": 1.0}, "partition.alpha partition"),
-        ("iid", {"holdout": 1.0}, "partition.holdout=1.0 [0.0 1.0"),
+        ("iid", {"holdout": 1.0}, "partition.holdout=1.0 [0 1"),
         ("shards", {"shards_per_client": 0}, "partition.shards_per_client=0"),
         ("shards", {"clients": 1501}, "clients=1501 partition.shards_per_client=2"),
         ("disjoint_classes", {"sets": [[0]]}, "partition.sets 1 clients=10"),

@@ -14,7 +14,7 @@ from torch import nn
 from fedhet.tasks import tabular
 from fedhet.tasks.column_statistics import MOST_CATEGORIES, ColumnStatistics, merged
 from fedhet.tasks.losses import balanced, cross_entropy, focal, weighted
-from fedhet.tasks.table_columns import Columns
+from fedhet.tasks.table_columns import Columns, labels_of, names_in
 from tests.refused import refused
 from tests.tasks.plain import SITE, task_of
 
@@ -77,7 +77,7 @@ def test_times_are_seconds_in_whatever_unit_a_file_has_them(unit):
         "y": [0.0, 1.0, 2.0],
     }
     table = pandas.DataFrame(rows)
-    columns = Columns.fitted(table, "y", None, None, "regression", None)
+    columns = Columns.named("y", *names_in(table, "y", None, None)).fit(table)
     assert columns.prepared(table).to_numpy()[:2].tolist() == [
         [60.0, 60.0 - 3600, 7200.0],
         [180.0, 180.0 - 3600, 14400.0],
@@ -89,7 +89,7 @@ def test_times_are_seconds_in_whatever_unit_a_file_has_them(unit):
 def test_a_whole_number_is_the_same_category_beside_a_missing_value():
     """For which pandas reads the column as 1.0, 2.0 and NaN."""
     whole = pandas.DataFrame({"ward": [1, 2, 3], "grade": [1.5, 2.0, -1.0], "y": [0.0, 1.0, 2.0]})
-    columns = Columns.fitted(whole, "y", [], ["ward", "grade"], "regression", None)
+    columns = Columns.named("y", [], ["ward", "grade"]).fit(whole)
     assert [found["category"] for found in columns.inputs()] == ["1", "2", "3", "-1", "1.5", "2"]
     missing = pandas.DataFrame({"ward": [2, None, 3], "grade": [2, -1, 2], "y": [0.0, 1.0, 2.0]})
     assert columns.arrays(missing)[0].tolist() == [
@@ -140,7 +140,7 @@ WRONG = [
     ({"target": "member", "classes": ["yes", "no"]}, "1 4"),
     ({"public": 0}, "public=0 1"),
     ({"public": -1}, "public=-1 1"),
-    ({"public": True}, "public=True"),
+    ({"public": True}, "public=true"),
     ({"public": "none.csv"}, "none.csv"),
     ({"test_fraction": 1.0}, "test_fraction=1.0"),
     ({"categorical": [], "numeric": []}, "income"),
@@ -236,7 +236,7 @@ def in_parts(table):
 
 def test_the_statistics_of_all_parts_are_scikit_learns_of_the_pooled_rows():
     parts, pooled = in_parts(pooled_rows())
-    names = ("income", NUMERIC, CATEGORICAL, "classification", CLASSES)
+    names = ("income", NUMERIC, CATEGORICAL, labels_of("classification", CLASSES))
     sent = [Columns.named(*names).statistics(part) for part in parts]
     whole = ColumnStatistics.from_json(merged(sent, CATEGORICAL).to_json())
     found, _ = Columns.of_statistics(whole, *names).arrays(pooled)
@@ -255,11 +255,11 @@ def test_the_statistics_of_all_parts_are_scikit_learns_of_the_pooled_rows():
 def test_a_federated_fit_needs_its_columns_named_and_a_column_of_few_categories(table):
     with refused("task.data_options.numeric"):
         all_rows(table, fit="federated")
-    with refused("fit='both'", "federated", "public"):
+    with refused("fit=both", "federated", "public"):
         all_rows(table, fit="both")
     names = [f"{number}" for number in range(MOST_CATEGORIES + 1)]
     rows = pandas.DataFrame({"town": names, "income": "low"})
-    columns = Columns.named("income", [], ["town"], "classification", CLASSES)
+    columns = Columns.named("income", [], ["town"])
     with refused("1001"):
         columns.statistics(rows)
 
@@ -319,8 +319,8 @@ def test_the_mlp_answers_in_the_unit_of_the_targets():
 def test_a_table_tells_its_columns_and_classes(table):
     task = task_of("tabular", {"path": str(table), "target": "income", "test_fraction": 0.25})
     assert task.class_names == ("high", "low")
-    assert task.config.data_options["numeric"] == ("age",)
-    assert task.config.data_options["categorical"] == ("town", "member")
+    assert task.config.data_options["numeric"] == ["age"]
+    assert task.config.data_options["categorical"] == ["town", "member"]
     numbers = [f"{n % 12}.0" for n in range(24)]
     table.write_text("\n".join(["a,b", *(f"{n},{n}" for n in numbers)]))
     task = task_of("tabular", {"path": str(table), "target": "b"})

@@ -85,13 +85,13 @@ def test_nobody_trains_on_what_another_client_holds_out():
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("digits", {"source": "web"}, "task.source='web"),
+        ("digits", {"source": "web"}, "task.source=web"),
         ("digits", {"modell": "mlp"}, "task.modell"),
         ("digits", {"channels": 2}, "task.channels=2 1 3"),
         ("digits", {"mean": [0.1, 0.2]}, "task.mean 2 task.channels=1"),
-        ("digits", {"test_fraction": 1.0}, "task.test_fraction=1.0 0.0 1.0"),
-        ("digits", {"image_size": True}, "task.image_size=True"),
-        ("digits", {"flip": "maybe"}, "task.flip='maybe"),
+        ("digits", {"test_fraction": 1.0}, "task.test_fraction=1.0 (0 1)"),
+        ("digits", {"image_size": True}, "task.image_size=true"),
+        ("digits", {"flip": "maybe"}, "task.flip=maybe"),
         ("digits", {"path": "x"}, "task.path=x task.source=embedded task.path=null"),
         ("digits", {"classes": ["a"]}, "task.classes 1 task.num_classes=10"),
         ("image_folder", {"num_classes": None, "classes": ["a", "b", "a"]}, "task.classes"),

@@ -151,7 +151,7 @@ class DeploymentRun:
                 "resume it with its own recipe, or name another results_dir"
             )
         status = self._control.status(before.run_id) if before.run_id else None
-        changed = before.values not in ("", fingerprint(recipe)["recipe"])
+        changed = before.values != fingerprint(recipe)["recipe"]
         longer = changed or int(recipe.rounds) != before.rounds
         if status is None:
             if before.run_id and before.address != self._connection.address:

@@ -22,7 +22,7 @@ class RunRecord:
     recipe: str  # hash of the part of the recipe that a resumed run must share
     rounds: int
     log_begins: int  # where this run begins in log.txt, in bytes
-    values: str = ""  # hash of the whole recipe; older records have none
+    values: str  # hash of the whole recipe
 
     def write(self, folder: Path) -> None:
         """Write the record to a results directory."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedhet.common.results import BY_CLIENT, CLASS_COUNTS
-from fedhet.conf import compose
+from fedhet.conf import compose, plain_part
 from fedhet.report.class_counts import MOST_PARTITIONS, partitions_of, read_counts, with_counts
 from fedhet.report.figures import partitions
 from fedhet.report.page import compared_title
@@ -20,7 +20,8 @@ def stored(folder, *words):
     """Store the counts of a recipe as a run does; return its task."""
     recipe = compose({"overrides": json.dumps(words)})
     clients = int(recipe.clients)
-    task = build_task(dict(recipe.task), dict(recipe.partition), seed=0, num_clients=clients)
+    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
+    task = build_task(*parts, seed=0, num_clients=clients)
     store_class_counts(recipe, folder, task)
     return task
 

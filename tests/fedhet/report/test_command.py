@@ -296,7 +296,7 @@ def test_different_code_refusals_and_jobs_that_left_nothing_are_warned_of(write_
         {"folder": "10_fedavg", "status": "running"},
     ]
     index = {"overrides": ["strategy=fedavg,scaffold", "seed=0,1"], "jobs": jobs}
-    index |= {"status": "stopped", "total": 4}
+    index |= {"status": "stopped", "total": 4, "began": "2026-11-28"}
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(index))
     text = report(tmp_path / "sweep")
     for words in (
@@ -329,7 +329,11 @@ def test_a_sweep_json_that_is_none_is_taken_for_missing(write_run, tmp_path, ind
     [
         ("nowhere", 1, "nowhere is not a folder"),
         (".", 1, "has no run"),
-        ("../model", 1, "../model is not a data file of fedhet-report: it is not a text; name a"),
+        (
+            "../model",
+            1,
+            "../model is not a data file of fedhet-report: 'utf-8' codec can't decode",
+        ),
         ("../sweep --by partition.alfa", 1, "alfa is unknown; the runs' keys are: clients"),
         ("../sweep --targets abc", 2, "abc is not an accuracy in (0, 1]; 30 % is 0.3"),
         ("../sweep --targets 30", 2, "30 is not an accuracy in (0, 1]; 30 % is 0.3"),

@@ -115,9 +115,9 @@ def test_columns_are_what_the_sweep_has_varied_and_not_what_follows_from_it(writ
     for task, model, seed in product(("mnist", "digits"), ("mlp",), (0, 1)):
         size = {"task__train_size": 10, "local__lr": 0.2} if task == "digits" else {}
         folder = write_run("fedavg", seed, task__name=task, task__model=model, **size)
-        overrides = [f"task={task}", f"seed={seed}", "+rounds=3"]
-        jobs.append({"folder": folder.name, "overrides": overrides, "status": "completed"})
-    index = {"overrides": ["task=mnist,digits"], "jobs": jobs, "status": "completed"}
+        jobs.append({"folder": folder.name, "status": "completed"})
+    index = {"overrides": ["task=mnist,digits"], "began": "2026-11-28", "status": "completed"}
+    index |= {"varied": ["task", "seed"], "jobs": jobs}
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(index))
     data = read_sources([tmp_path / "sweep"])
     assert data.origins[0].varied == ["task", "seed"]

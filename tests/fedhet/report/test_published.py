@@ -25,7 +25,7 @@ def test_a_published_data_file_makes_its_page(name, tmp_path):
     assert parse(to_text(data), name) == data
     expected = {"completed", "diverged", "stopped", "unfinished"}
     assert {run.status for run in data.runs} <= expected
-    made = to_markdown(build_page(data, lambda: data.partitions, tmp_path, "report"))
+    made = to_markdown(build_page(data, tmp_path, "report"))
     assert "± nan" not in made
     cut_short = [run for run in data.runs if run.status != "completed"]
     assert all(f"{run.name} | {run.status} |" in made for run in cut_short)

@@ -23,7 +23,7 @@ from fedhet.common.files import writable_folder
 from fedhet.common.flower.line import installed_line, installed_release
 from fedhet.common.results import Row, read_rows, write_rows
 from fedhet.common.run_events import ROW, START, Event, decode, encode, new_key
-from fedhet.conf import compose_overrides, resume_fingerprint
+from fedhet.conf import compose_overrides, fingerprint, resume_fingerprint
 from fedhet.runtimes.deployment import run as run_module
 from fedhet.runtimes.deployment.connection import Connection, check_reachable, connection_of
 from fedhet.runtimes.deployment.control_client import RunStatus, Unreachable
@@ -43,6 +43,12 @@ def recipe(**values: object) -> DictConfig:
     for key, value in values.items():
         OmegaConf.update(found, key, value)
     return found
+
+
+def run_7() -> RunRecord:
+    """Return the record of run 7, to round 3."""
+    hashes = resume_fingerprint(recipe()), 3, 0, fingerprint(recipe(rounds=3))["recipe"]
+    return RunRecord("t", 7, "/srv/x", "127.0.0.1:8000", *hashes)
 
 
 # ---- the connection ------------------------------------------------------------------------------
@@ -202,7 +208,7 @@ def line(kind: str, content: dict[str, Any], key: str = KEY) -> str:
 
 
 def test_the_launcher_reads_what_the_server_app_logs(tmp_path, capsys):
-    RunRecord("abc", 7, "/there", "s:1", "r", 3, 0).write(tmp_path)
+    RunRecord("abc", 7, "/there", "s:1", "r", 3, 0, "").write(tmp_path)
     log = RunLog()
     log.start(Start(tmp_path, {}, {"rounds": 3}, ROWS[:2]))
     log.log(ROWS[2])
@@ -272,7 +278,7 @@ def submit(launched: DictConfig, folder: Path, control: Any) -> RunRecord:
 
 def resume(folder: Path, known: RunStatus | None, **values: object) -> Any:
     """Submit with resume=true where run 7 to round 3 was; return Control and what is followed."""
-    before = RunRecord("t", 7, "/srv/x", "127.0.0.1:8000", resume_fingerprint(recipe()), 3, 0)
+    before = run_7()
     before.write(folder)
     control = superlink(known)
     launched = recipe(**({"resume": True, "rounds": 3, "results_dir": str(folder)} | values))
@@ -361,7 +367,7 @@ def test_an_old_summary_is_not_taken_for_that_of_a_run_that_died(ending, tmp_pat
     summary.write_text("{}")
     os.utime(summary, (1, 1))
     run: Any = DeploymentRun(recipe().runtime, tmp_path / "log.txt")
-    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0), Mock()
+    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0, ""), Mock()
     run._log.events.start = {"token": "t"}  # the server writes to this folder
     run._status = RunStatus(ending)
     run._collect_results()
@@ -371,7 +377,7 @@ def test_an_old_summary_is_not_taken_for_that_of_a_run_that_died(ending, tmp_pat
 def test_rows_that_a_resumed_run_has_dropped_go_with_its_summary(tmp_path):
     write_rows(tmp_path / "metrics.jsonl", [{"round": t} for t in range(6)])
     run: Any = DeploymentRun(recipe().runtime, tmp_path / "log.txt")
-    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0), Mock()
+    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0, ""), Mock()
     rows = [{"round": t} for t in range(4)]
     run._log.events = SimpleNamespace(start={"config": {}}, rows=rows, summary={"rounds": 3})
     run._status = RunStatus("finished:completed")
@@ -383,7 +389,7 @@ def test_the_reason_of_a_failure_is_flowers_or_else_the_end_of_the_log(tmp_path)
     log = tmp_path / "log.txt"
     log.write_text("INFO: [round 1/3]\nERROR: Exit Code: 201\n")
     run: Any = DeploymentRun(recipe().runtime, log)
-    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0), Mock()
+    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0, ""), Mock()
     run._status = RunStatus("finished:failed", "ServerApp failed with exception: no")
     assert run.failure() == "run 7: ServerApp failed with exception: no"
     run._status = RunStatus("finished:stopped")
@@ -398,7 +404,7 @@ def test_a_server_that_cannot_write_to_the_launchers_path_needs_server_results(t
         writable_folder(folder)
     runtime = recipe(**{"runtime.server_results": there}).runtime
     run: Any = DeploymentRun(runtime, folder / "log.txt")
-    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0), Mock()
+    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0, ""), Mock()
     run._status = RunStatus("finished:failed", str(refused.value))
     assert ("runtime.server_results is not set" in run.failure()) == (there is None)
 
@@ -426,7 +432,7 @@ def test_a_run_that_is_not_accepted_leaves_the_folder_unchanged(tmp_path):
     with refused(kind=LaunchError):
         submit(recipe(results_dir=str(tmp_path)), tmp_path, control)
     assert not list(tmp_path.iterdir())
-    before = RunRecord("t", 7, "/srv/x", "127.0.0.1:8000", resume_fingerprint(recipe()), 3, 0)
+    before = run_7()
     before.write(tmp_path)
     control.status.return_value = RunStatus("finished:completed")
     with refused(kind=LaunchError):
@@ -491,7 +497,7 @@ def test_a_submission_that_nobody_answers_is_in_doubt_and_can_be_repeated(ending
 
 
 def test_a_sweep_resumes_a_job_whose_checkpoints_are_elsewhere(tmp_path):
-    RunRecord("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0).write(tmp_path)
+    RunRecord("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0, "").write(tmp_path)
     assert plan_for(tmp_path, recipe()) is Plan.CONTINUE
     with pytest.raises(FolderTaken, match=re.escape(str(tmp_path))):
         plan_for(tmp_path, recipe(**{"local.lr": 0.3}))
@@ -504,7 +510,7 @@ def test_a_fetched_model_must_have_the_runs_parameters(monkeypatch, tmp_path):
     (there / "model.safetensors").write_bytes(b"cut off")
     fetching = recipe(**{"runtime.fetch": "cp -R {server}/. {here}"})
     run: Any = DeploymentRun(fetching.runtime, here / "log.txt")
-    run._record = RunRecord("t", 7, str(there), "s:1", "r", 3, 0)
+    run._record = RunRecord("t", 7, str(there), "s:1", "r", 3, 0, "")
     run._log = Mock()
     monkeypatch.setattr(run_module, "_is_the_model", lambda path, _: path.read_bytes() == b"whole")
     with refused("model.safetensors", "resume=true", kind=LaunchError):

@@ -126,8 +126,8 @@ def test_the_command_names_the_runs_that_it_cannot_evaluate_and_continues(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--task", "foo=1"], "unknown key task.foo; task has: channels"),
-        (["--task", "test_size=x"], "task.test_size='x' must be a whole number"),
+        (["--task", "foo=1"], "unknown key task.foo; it has: name"),
+        (["--task", "test_size=x"], "task.test_size=x is not allowed: it must be a whole number"),
         (["--task", "image_size=16"], "or the task is another"),
         (["--task", "classes=[a"], "--task classes=[a cannot be read"),
         (["--task", "path"], "write --task path=VALUE"),

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
 from fedhet.common.errors import ConfigError
-from fedhet.conf import compose, compose_overrides
+from fedhet.conf import compose, compose_overrides, plain_part
 from fedhet.server_app.assembly import check_parts
 from fedhet.strategies.attacks.attack import hostile_clients
 from fedhet.strategies.attacks.labels import Backdoor, LabelFlip
@@ -166,7 +166,8 @@ def test_colluding_clients_send_the_same_and_what_they_would_honestly_send_count
 def run_first_round(grid, words):
     """Ask the clients in order for a first round, with c = 0."""
     recipe = compose_overrides(tuple(words))
-    task = build_task(dict(recipe.task), dict(recipe.partition), seed=0, num_clients=3)
+    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
+    task = build_task(*parts, seed=0, num_clients=3)
     state = task.build_model(0).state_dict()
     zeros = {name: torch.zeros_like(value) for name, value in state.items()}
     for node in grid.get_node_ids():

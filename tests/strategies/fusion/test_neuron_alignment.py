@@ -16,7 +16,7 @@ from fedhet.strategies.fusion.projections import ProjectionClient, Projections
 from fedhet.strategies.maecho import MAEcho
 from fedhet.strategies.otfusion import NeuronAlignment, transport
 from fedhet.strategies.regmean import RegMean, RegressionMean
-from fedhet.tasks.models import build_model
+from fedhet.tasks.models import Head, build_model
 from tests.strategies.fusion.test_layer_chain import any_orders, normalised, tensors
 from tests.strategies.fusion.test_projections import draw, sent_by
 from tests.strategies.sides import client_side
@@ -32,7 +32,9 @@ def model_of(kind: str, seed: int) -> nn.Module:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return normalised()
-    return build_model(kind, input_shape=INPUTS[kind], num_classes=10, head_bias=True, seed=seed)
+    return build_model(
+        kind, input_shape=INPUTS[kind], num_classes=10, head=Head(bias=True), seed=seed
+    )
 
 
 def permuted(model: nn.Module, seed: int) -> nn.Module:

@@ -1,4 +1,7 @@
-"""Keys of the group task; tasks/config.py builds from them, and checks how they fit together."""
+"""Keys of the group task, with their types, ranges and meanings.
+
+conf/schema checks recipes by them; tasks/config.py builds from them, and checks how they fit.
+"""
 
 from __future__ import annotations
 
@@ -95,6 +98,13 @@ class _AnyTask(Section):
     lora: Lora | None = Field(
         None, description="your own model: train and send low-rank adapters and the classifier"
     )
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The classes in the order of their labels; None: the data folder's."""
+        if self.classes is None:
+            return None if self.num_classes is None else tuple(map(str, range(self.num_classes)))
+        return tuple(map(str, self.classes))
 
 
 class _Task(_AnyTask):
