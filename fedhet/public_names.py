@@ -8,6 +8,7 @@ from fedhet.runs import RunResult as RunResult
 from fedhet.runs import partition as partition
 from fedhet.runs import run as run
 from fedhet.runtimes.flower_install import LaunchError as LaunchError
+from fedhet.strategies.afl import AFL as AFL
 from fedhet.strategies.apfl import APFL as APFL
 from fedhet.strategies.average import Average as Average
 from fedhet.strategies.ccvr import CCVR as CCVR
@@ -52,6 +53,7 @@ from fedhet.strategies.fedsam import MoFedSAM as MoFedSAM
 from fedhet.strategies.fedsmoo import FedSMOO as FedSMOO
 from fedhet.strategies.fedspeed import FedSpeed as FedSpeed
 from fedhet.strategies.feduv import FedUV as FedUV
+from fedhet.strategies.fisher_merging import FisherMerging as FisherMerging
 from fedhet.strategies.lg_fedavg import LGFedAvg as LGFedAvg
 from fedhet.strategies.maecho import MAEcho as MAEcho
 from fedhet.strategies.method import Method as Method
@@ -65,3 +67,5 @@ from fedhet.strategies.pfedme import PFedMe as PFedMe
 from fedhet.strategies.pfnm import PFNM as PFNM
 from fedhet.strategies.regmean import RegMean as RegMean
 from fedhet.strategies.scaffold import SCAFFOLD as SCAFFOLD
+from fedhet.strategies.task_arithmetic import TaskArithmetic as TaskArithmetic
+from fedhet.strategies.ties import TIES as TIES

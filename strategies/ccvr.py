@@ -24,7 +24,6 @@ features as its mean and no covariance. The paper's variant with Tukey's transfo
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Annotated
@@ -37,23 +36,17 @@ from fedhet.common.configured import Key
 from fedhet.common.kinds import Count, Positive, Seed, Share, Whole
 from fedhet.strategies.base import (
     ClientSide,
-    Cohort,
     LocalContext,
     LocalOptimizer,
     LocalSummary,
     Payloads,
-    Reads,
-    Reply,
-    ReplySum,
-    ServerSide,
-    Shapes,
     Tensors,
 )
+from fedhet.strategies.components.fitted_classifier import FittedClassifier, KeptSums
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.tensor_selection import linear_classifier
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
-from fedhet.strategies.round.server_model import ServerModel
 
 MOMENTS = "feature_moments"
 COUNTS, SUMS, PRODUCTS = "counts", "sums", "products"
@@ -84,57 +77,30 @@ class CCVRClient(ClientSide):
         return {MOMENTS: {COUNTS: counts, SUMS: sums, PRODUCTS: products}}
 
 
-class CCVRServer(ServerSide):
-    """Keeps the round's sums for the output."""
-
-    needs = frozenset({MOMENTS})
-
-    def init(self, params: Tensors) -> None:
-        """Note the classifier's shape."""
-        self.classes, self.width = params["head.weight"].shape
-
-    def expected(self) -> Shapes:
-        """Return the shapes of counts, sums and products."""
-        c, d = self.classes, self.width
-        return {MOMENTS: {COUNTS: (c,), SUMS: (c, d), PRODUCTS: (c, d, d)}}
-
-    def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
-        """Note the sums."""
-        self.moments = total.payloads[MOMENTS]
+def _shapes(classes: int, width: int) -> dict[str, tuple[int, ...]]:
+    return {
+        COUNTS: (classes,),
+        SUMS: (classes, width),
+        PRODUCTS: (classes, width, width),
+    }
 
 
-class Calibrated:
-    """The output model: x as it was sent, with a classifier trained on drawn features."""
+class Calibration:
+    """Trains the classifier again, on drawn features."""
 
-    reads = Reads.SUM
+    def __init__(self, method: CCVR) -> None:
+        self.how = method
 
-    def __init__(self, method: CCVR, server: CCVRServer) -> None:
-        self.how, self.server = method, server
-
-    def bind(self, network: ServerModel) -> None:
-        """Take the network."""
-        self._network = network
-
-    def __call__(
-        self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
-    ) -> dict[str, Tensor]:
-        """Return x with its buffers, and the calibrated classifier."""
-        model = self._network.model
-        state = model.state_dict()
-        buffers = {n for n, one in model.named_buffers() if one.is_floating_point() and n in state}
-        sent = {name: state[name].detach().cpu().clone() for name in {*params, *buffers}}
-        if self.how.samples == 0:
-            return sent
-        generator = torch.Generator().manual_seed(self.how.seed)
-        features, labels = drawn(self.server.moments, self.how.samples, generator)
-        head = copy.deepcopy(model.get_submodule("head")).cpu().requires_grad_(True)
-        self._train(head, features.to(params["head.weight"].dtype), labels, generator)
-        return sent | {f"head.{name}": value.detach() for name, value in head.named_parameters()}
-
-    def _train(
-        self, head: nn.Module, features: Tensor, labels: Tensor, generator: torch.Generator
-    ) -> None:
-        how, optimizer = self.how, SGD(momentum=self.how.momentum)
+    def __call__(self, moments: Tensors, head: nn.Linear) -> None:
+        """Train ``head``."""
+        how = self.how
+        if how.samples == 0:
+            return
+        generator = torch.Generator().manual_seed(how.seed)
+        drawn_features, labels = drawn(moments, how.samples, generator)
+        features = drawn_features.to(head.weight.dtype)
+        head.requires_grad_(True)
+        optimizer = SGD(momentum=how.momentum)
         optimizer.start(dict(head.named_parameters()), how.lr)
         for _ in range(how.steps):
             chosen = torch.randint(len(labels), (how.batch_size,), generator=generator)
@@ -189,9 +155,9 @@ class CCVR(Method):
 
     def parts(self) -> Parts:
         """Gather the moments, and calibrate the output."""
-        server = CCVRServer()
+        sums = KeptSums(MOMENTS, _shapes)
         return Parts(
             client_sides={"ccvr": CCVRClient()},
-            server_sides={"ccvr": server},
-            output=Calibrated(self, server),
+            server_sides={"ccvr": sums},
+            output=FittedClassifier(sums, Calibration(self)),
         )
