@@ -38,6 +38,11 @@ class Partitioned(ABC):
             return ()
         return tuple(str(found[rows[0]]) for rows in self.client_rows)
 
+    @property
+    def num_natural_clients(self) -> int | None:
+        """How many clients partition=natural can make, if that is known without decoding images."""
+        return None
+
     def site_name(self, folder: Path | str | None) -> str | None:
         """Return the name that a site's own data give it, with partition=site."""
         return None

@@ -259,6 +259,11 @@ class Task(Measured, Partitioned):
         """The clients' names with partition=natural; () with another one."""
         return self.names_of(lambda: self.train_split.clients)
 
+    @property
+    def num_natural_clients(self) -> int | None:
+        """How many clients partition=natural can make, if that is known without decoding images."""
+        return self._source.num_clients(self.partition.options.get("min_size", 1))
+
     def class_counts(self) -> Indices:
         """Return the number of examples of each class that each client holds, (N, C)."""
         labels, size = self.train_split.labels, self.num_classes
