@@ -78,6 +78,11 @@ class Partitioned(ABC):
 
         ``shared``: several clients may have a row, so nobody trains on what another holds out.
         """
+        if len(rows) == 0:
+            raise ConfigError(
+                f"client {client_id} has no training example: fill its data (task.path, or with "
+                "partition=site the node config's data-folder)"
+            )
         kept, held_out = hold_out(rows, self.partition.holdout, self._holdout_seed, client_id)
         if shared:
             kept = kept[~np.isin(kept, self._held_out_twice)]
