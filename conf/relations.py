@@ -179,8 +179,9 @@ def _check_natural(values: Mapping[str, Any]) -> None:
     task = values["task"]
     if values["partition"]["name"] != "natural" or task.get("client_column") is not None:
         return
-    own = task.get("inputs") == "own"  # whose function may tell, or whose folder has a file a site
-    if not own or Path(str(task.get("path"))).expanduser().is_file():
+    # whose function may tell, or whose folder has a file or a folder for each site
+    tells = task.get("inputs") == "own" or task.get("source") == "image_folder"
+    if not tells or Path(str(task.get("path"))).expanduser().is_file():
         raise ConfigError(
             "partition=natural: its clients are the values of a column, and "
             "task.client_column=null: name the column, or choose another partition"

@@ -22,8 +22,10 @@ def with_natural_clients(recipe: DictConfig, words: Sequence[str]) -> list[str]:
         The overrides, with that number.
     """
     typed = any(word.lstrip("+").startswith("clients=") for word in words)
-    own = recipe.task.get("inputs") == "own"  # other tasks would decode their images here
-    if typed or not own or recipe.partition.name != "natural" or not recipe.runtime.simulation:
+    # other tasks would decode their images here
+    tells = recipe.task.get("inputs") == "own" or recipe.task.get("source") == "image_folder"
+    natural = recipe.partition.name == "natural" and recipe.runtime.simulation
+    if typed or not tells or not natural:
         return list(words)
     count = _counted_elsewhere(recipe)
     if count is None or count >= int(recipe.clients):
@@ -50,11 +52,9 @@ def _counted_elsewhere(recipe: DictConfig) -> int | None:
 
 def _count(recipe: DictConfig, connection: Connection) -> None:
     from fedhet.server_app.assembly import task_of
-    from fedhet.tasks import OwnTask
 
     try:
-        task = task_of(recipe)
-        found = task.num_natural_clients if isinstance(task, OwnTask) else None
+        found = task_of(recipe).num_natural_clients
     except (ConfigError, OSError):
         found = None
     connection.send(found)

@@ -55,11 +55,13 @@ def fitted_columns(recipe: DictConfig, grid: Grid, functions: Functions | None) 
     options = task.config.data_options or {}
     numeric, categorical = options["numeric"], options["categorical"]
     registry = register_clients(grid, federation_of(recipe), QUERY)
+    unseen = task.unseen_clients()
     timeout = float(recipe.runtime.round_timeout_seconds)
     asked = ConfigRecord({TIMEOUT: timeout, STATISTICS: True})
     messages = {
         client: Message(RecordDict({CONFIG: asked}), dst_node_id=node, message_type=QUERY)
         for client, node in sorted(registry.nodes.items())
+        if client not in unseen
     }
     found: dict[int, ColumnStatistics] = {}
     for client, answer in query(grid, messages, timeout).items():

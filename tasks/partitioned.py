@@ -60,6 +60,11 @@ class Partitioned(ABC):
         labels, size = self.strata, len(self.count_names)
         return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])
 
+    @property
+    def num_natural_clients(self) -> int | None:
+        """How many clients partition=natural can make, if that is known without decoding images."""
+        return None
+
     def site_name(self, folder: Path | str | None) -> str | None:
         """Return the name that a site's own data give it, with partition=site."""
         return None
@@ -95,6 +100,11 @@ class Partitioned(ABC):
 
         ``shared``: several clients may have a row, so nobody trains on what another holds out.
         """
+        if len(rows) == 0:
+            raise ConfigError(
+                f"client {client_id} has no training example: fill its data (task.path, or with "
+                "partition=site the node config's data-folder)"
+            )
         kept, held_out = hold_out(rows, self.partition.holdout, self._holdout_seed, client_id)
         if shared:
             kept = kept[~np.isin(kept, self._held_out_twice)]

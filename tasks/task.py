@@ -254,6 +254,11 @@ class Task(Measured, Partitioned):
         """Whose each example of ``train_split`` is; None where that is unknown."""
         return self.train_split.clients
 
+    @property
+    def num_natural_clients(self) -> int | None:
+        """How many clients partition=natural can make, if that is known without decoding images."""
+        return self._source.num_clients(self.partition.options.get("min_size", 1))
+
     @cached_property
     def _splits(self) -> tuple[Split, Split]:
         return self._source.load()

@@ -12,14 +12,16 @@ import pytest
 from safetensors.torch import load_file
 
 from fedhet.common.results import read_rows
+from fedhet.report.site_data import read_site_figures
 from fedhet.strategies.wire.tensor_files import parameters_sha256
 from tests.deployed import MARKS, RECIPE, SITES, Deployment
 from tests.processes import Fork, finish, read_until, summary_of
 from tests.recipes import run_recipe
 
 pytestmark = MARKS
-# Payloads both ways, statistics, state at the sites.
-WORDS = [*RECIPE, "strategy=[feddw,fedpvr]", "local.epochs=1"]
+# Payloads both ways, statistics, state at the sites, scores of each site by its name.
+WORDS = [*RECIPE, "strategy=[feddw,fedpvr]", "local.epochs=1", "partition.holdout=0.2"]
+WORDS += ["evaluation.clients=true", "evaluation.per_client=true"]
 SAME = ("parameters_sha256", "accuracy", "bytes_up", "bytes_down", "failures")
 
 
@@ -62,6 +64,12 @@ def test_a_stopped_run_is_resumed_with_the_bits_of_one_machine(federation, tmp_p
     assert parameters_sha256(stored) == expected["parameters_sha256"]
     [written] = there.iterdir()
     assert read_rows(here / "metrics.jsonl") == read_rows(written / "metrics.jsonl")
+    names = [f"site {site}" for site in SITES]
+    assert found["client_names"] == dict(zip("012", names, strict=True))
+    figures = read_site_figures(here, read_rows(here / "metrics.jsonl"), found)
+    assert [site.name for site in figures.sites] == names
+    assert all(site.held_out for site in figures.sites)
+    assert len(figures.shared["accuracy"]) == 3
     for site in SITES:  # FedPVR's control variates lie at their sites
         state = federation.folder / f"site-{site}" / "state" / "clients"
         assert list(state.glob(f"*/client-{site:05}/round-{rounds:06}.safetensors"))

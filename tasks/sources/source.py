@@ -96,6 +96,10 @@ class Source(ABC):
             found[split] = {**decoder.origin, "sha256": content_sha256(folder)}
         return found
 
+    def num_clients(self, min_size: int) -> int | None:
+        """Return how many clients have that many examples, if that is known without decoding."""
+        return None
+
     def load_site(self, folder: Path) -> tuple[Split, Split | None]:
         """Return the training split in a site's own folder, and the test split if there is one.
 

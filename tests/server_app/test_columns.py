@@ -84,6 +84,28 @@ def test_a_site_that_sends_nonsense_is_left_out_of_the_fit(sites, tmp_path, capl
     assert "columns of client 2: refused: its categories of town must be different" in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["class_weights=balanced", "loss=focal"])
+def test_a_weighted_loss_at_private_sites_and_an_unseen_site_is_not_in_the_fit(
+    sites, tmp_path, words
+):
+    """Weights come from each site's own labels: nothing but the update leaves the site."""
+    sent = []
+
+    def tamper(reply):
+        sent.append(set(reply.content))
+        return reply
+
+    summary = run(
+        sites, tmp_path, "rounds=3", f"task.{words}", "partition.unseen=[2]", tamper=tamper
+    )
+    assert summary["client_accuracy"] > 0.8
+    found = json.loads((tmp_path / FILE).read_text())
+    assert (found["rows"], found["categories"]) == (60, [["Oslo", "Rome"]])  # without Bonn
+    assert {"update", "metrics"} in sent
+    assert set().union(*sent) == {"client", COLUMNS, CATEGORIES, "update", "metrics"}
+
+
 def part(mean=30.0, deviation=9.0, rows=90, categories=("Oslo", "Rome")):
     squares = np.array([deviation**2 * rows])
     return ColumnStatistics(rows, np.array([float(rows)]), np.array([mean]), squares, (categories,))

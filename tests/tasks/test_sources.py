@@ -223,6 +223,40 @@ def test_site_reads_its_own_image_folder(tmp_path):
     refuses("train/", "image_folder", **values)
 
 
+def test_a_folder_of_sites_has_their_names(tmp_path):
+    sites = tmp_path / "sites"
+    write_image_folder(sites / "wien" / "train", {"dog": 4})
+    write_image_folder(sites / "graz" / "train", {"cat": 3, "dog": 2}, seed=1)
+    write_image_folder(sites / "graz" / "test", {"cat": 2}, seed=2)
+    values = {"path": str(sites), "image_size": 12}
+    task = make_task("image_folder", "natural", clients=2, **values)
+    assert (task.client_names, task.num_natural_clients) == (("graz", "wien"), 2)
+    assert task.class_names == ("cat", "dog")
+    parts = [task.client_data(client) for client in range(2)]
+    assert [train.class_counts() for train, _ in parts] == [[3, 2], [0, 4]]
+    assert (len(parts[0][1]), parts[1][1], len(task.test_data())) == (2, None, 2)
+    here = {"name": "image_folder", "partition": "natural", **values}
+    (sites / "linz").mkdir()
+    refuses("linz train/", **here)
+    (sites / "linz" / "train" / "cat").mkdir(parents=True)
+    refuses("linz image", **here)
+    refuses("task.client_column metadata.csv graz", **here, client_column="clinic")
+
+
+def test_metadata_names_each_images_client(tmp_path):
+    write_image_folder(tmp_path / "train", {"cat": 10, "dog": 10})
+    lines = [f"{name}/{n:03}.png,{'ba'[n % 2]}" for n in range(10) for name in ("cat", "dog")]
+    table = tmp_path / "train" / "metadata.csv"
+    here = {"name": "image_folder", "path": str(tmp_path), "client_column": "clinic"}
+    task = make_task(partition="natural", clients=2, image_size=12, **here)
+    table.write_text("\n".join(["file_name,clinic", *lines[::-1]]))
+    assert (task.client_names, task.num_natural_clients) == (("a", "b"), 2)
+    assert [[len(part) for part in task.client_data(client)] for client in range(2)] == [[8, 2]] * 2
+    refuses("task.client_column=ward clinic", **{**here, "client_column": "ward"})
+    table.write_text("\n".join(["file_name,clinic", *lines[1:]]))
+    refuses("cat/000.png task.client_column", **here)
+
+
 def test_a_site_with_parquet_holds_out_a_fraction_and_one_with_nothing_is_refused(tmp_path):
     for folder, message in (
         (None, "data-folder"),

@@ -437,6 +437,15 @@ def test_a_site_gives_the_name_that_its_rows_have(table, tmp_path):
         assert task.name_of(0, table) == name
 
 
+def test_a_site_with_a_header_alone_is_told_to_fill_its_data(table):
+    options = {"target": "y", "fit": "federated", "numeric": ["age"], "categorical": []}
+    site = {**SITE, "holdout": 0.25}
+    task = task_of("tabular", options, site, classes=["y", "n"], clients=3)
+    table.write_text("age,y\n")
+    with refused("client 1", "data-folder"):
+        task.column_statistics(1, table)
+
+
 def test_a_task_file_has_what_a_table_tells(table):
     from fedhet.tools.task_file import task_file
 
