@@ -44,7 +44,7 @@ REFERENCE = "fedhet.tasks.tabular:load"
 FITS = ("all", "public", "federated")
 PUBLIC_ROWS = 100
 _TEXTS = tuple[str, ...] | None
-_DIALECT = ("separator", "decimal", "encoding")
+DIALECT = {"separator": ",", "decimal": ".", "encoding": None}  # the usual one of a CSV file
 Rows = tuple[NDArray[Any], ...]  # inputs, targets and, if they are known, the rows' clients
 
 
@@ -107,7 +107,7 @@ def load_test(**options: Any) -> Rows:
     one, from all of it.
     """
     train, test = load(**{**options, "test_fraction": 0.0})
-    return train if test is None or len(test[1]) == 0 else test
+    return (train if test is None or len(test[1]) == 0 else test)[:2]
 
 
 load_test.__signature__ = inspect.signature(load)  # type: ignore[attr-defined]
@@ -149,7 +149,7 @@ class Table:
         require_range(f"{KEY}.test_fraction", share, high=1.0, open_high=True)
         if given["target"] is None:
             raise ConfigError("task.target=null: name the column to predict")
-        dialect = Dialect(**{name: given[name] for name in _DIALECT}, group=KEY)
+        dialect = Dialect(**{name: given[name] for name in DIALECT}, group=KEY)
         tables, path, column = None, given["path"], given["client_column"]
         if data_folder is not None:  # partition.holdout holds out a site's rows
             tables = Tables(data_folder, dialect, 0.0, column)

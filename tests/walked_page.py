@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from tests.compose import DOCKER
 from tests.processes import kill_all, marked
 
 MARK = "FEDHET_WALKED_PAGE"  # in the environment of all that the script starts
@@ -114,6 +115,7 @@ def walk_of(
     """
     (home / "fedhet").mkdir()
     (home / "fedhet" / ".venv").symlink_to(sys.prefix)
+    (home / "fedhet" / "docker").symlink_to(DOCKER)
     mark, log = uuid.uuid4().hex, home / "printed.txt"
     try:
         variables = environment(home, mark, ports) | more
