@@ -13,7 +13,7 @@ from tests import walked_page
 from tests.walked_page import Walk
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 600  # of the whole script; it takes three minutes on 2 idle cores
+SECONDS = 1200  # of the whole script; it takes 3.5 minutes of CPU time
 SITES = ("budapest", "cleveland", "long_beach", "zurich_basel")
 PORTS = ("FLEET_PORT", "CONTROL_PORT", *(f"{site.upper()}_PORT" for site in SITES))
 PROGRAMS = ("openssl", "ssh-keygen")  # that its reader needs
@@ -74,7 +74,7 @@ def test_four_hospitals_learn_and_their_sets_hold_the_right_answer(walk):
     assert (summary["status"], summary["failures"]) == ("completed", 0)
     assert summary["client_accuracy"] > 0.7
     [*_, row] = read_rows(walk.work / "server" / "results" / "metrics.jsonl")
-    assert tuple(row["client_names"].values()) == SITES
+    assert tuple(row["client_names"]) == SITES
     found = pd.read_csv(walk.work / "predictions.csv")
     assert len(found) == 92
     answers = zip(found["disease"], found["set_0.9"], strict=True)
