@@ -40,7 +40,9 @@ def made_up_data(folder: Path) -> None:
     for name in columns:
         values = random.normal(ill * 1.0, 1.0)
         kinds = {"cp": 4, "restecg": 3, "sex": 2, "fbs": 2, "exang": 2}
-        table[name] = values if name not in kinds else np.clip(values.round(), 0, kinds[name] - 1)
+        table[name] = (
+            values if name not in kinds else np.clip(values.round(), 0, kinds[name] - 1) + 0.0
+        )
     table["target"] = ill * random.integers(1, 5, len(table))
     folder.mkdir()
     table.sample(frac=1, random_state=0).to_csv(folder / "heart_disease.csv", index=False)
