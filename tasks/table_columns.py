@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING, getLogger
 from typing import TYPE_CHECKING, Any
@@ -207,6 +207,20 @@ def labels_of(kind: str, classes: Sequence[str] | None) -> Labels:
             "task.num_classes if they are 0, 1, ..."
         )
     return {str(name): label for label, name in enumerate(classes)}
+
+
+def described_inputs(table: DataFrame, inputs: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:
+    """Return a model's inputs (n, d) of a table's rows, by the words of :meth:`Columns.inputs`."""
+    require_columns(table, [one["column"] for one in inputs], "the model needs it")
+    found = np.empty((len(table), len(inputs)), dtype=np.float32)
+    for place, one in enumerate(inputs):
+        if "category" in one:
+            found[:, place] = _categories(table[one["column"]]) == one["category"]
+        else:
+            numbers = _numbers(table, one["column"], "empty the cell")
+            scaled = (numbers - one["mean"]) / one["scale"]
+            found[:, place] = np.where(np.isnan(scaled), 0.0, scaled)
+    return found
 
 
 def names_in(

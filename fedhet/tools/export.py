@@ -9,12 +9,12 @@ The file holds the network, its parameters and the normalisation of images:
 
 A segmentation gives (B, C, H, W), a regression its values. about.json has the shape and type of the
 inputs, the kind of the outputs, the names of the classes, for texts the words of the vocabulary by
-rank, and the run. You prepare the inputs of a table's model yourself: about.json has each one's
-column with its mean and scale, or its category. The file has the last model, or with --best the
-best round's (checkpoint.best=true). If clients keep their own tensors or models, such as FedPer's
-heads and Ditto's models, --state exports one client's model from its file
-(client-*/round-*.safetensors). The inputs have the shape of an example. If your data function gives
-no example on this machine, --task names a function that does, such as --task
+rank, and the run. A table's columns are scaled outside the program: fedhet-predict does it, or you,
+by about.json, which has each input's column with its mean and scale, or its category. The file has
+the last model, or with --best the best round's (checkpoint.best=true). If clients keep their own
+tensors or models, such as FedPer's heads and Ditto's models, --state exports one client's model
+from its file (client-*/round-*.safetensors). The inputs have the shape of an example. If your data
+function gives no example on this machine, --task names a function that does, such as --task
 test_data=my_project.data:some.
 """
 
@@ -75,7 +75,7 @@ def export(
         best: the model of the best round in place of the last one.
     """
     writable_file(path, "--out ")
-    recipe = recipe_of(folder)
+    recipe, summary = recipe_of(folder), read_summary(folder)
     stored = label_metadata_of(folder, best=best)
     task = task_of(recipe, stored)
     model = model_of(folder, task, state, best=best).cpu()
@@ -95,13 +95,17 @@ def export(
         "classes": list(task.class_names),
         "input": {"shape": ["batch", *examples.shape[1:]], "dtype": str(examples.dtype)},
         "output": {"shape": ["batch", *outputs.shape[1:]], "values": _values(task)},
-        "run": {"method": method_name(recipe), **_figures(folder, recipe, state, best=best)},
+        "run": {"method": method_name(recipe), **_figures(summary, recipe, state, best=best)},
     }
     if task.vocabulary is not None:
         about["vocabulary"] = list(task.vocabulary)
-    if columns := _columns(task, stored):
-        about["input"]["columns"] = columns
+    if isinstance(task, OwnTask) and (columns := _columns(task, stored)):
+        given = task.config.data_options or {}
+        csv = {key: given.get(key, usual) for key, usual in tabular.DIALECT.items()}
+        about["input"] |= {"columns": columns, "csv": csv}
     about["input"] |= tokens_of(task)
+    if state is None and not best and "sets" in (sets := summary.get("prediction_sets", {})):
+        about["prediction_sets"] = sets
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={ABOUT: json.dumps(about)})
     _require_same_outputs(module, content, _examples(shown, 3))
@@ -126,9 +130,10 @@ def main(words: Sequence[str] | None = None) -> None:
     )
 
 
-def _figures(folder: Path, recipe: DictConfig, state: Path | None, *, best: bool) -> dict[str, Any]:
+def _figures(
+    summary: Mapping[str, Any], recipe: DictConfig, state: Path | None, *, best: bool
+) -> dict[str, Any]:
     """Return the figures of summary.json that are of the exported model."""
-    summary = read_summary(folder)
     if state is not None:  # another model than the run's, which a client keeps
         return {"seed": summary["seed"], "state_sha256": file_sha256(state)}
     found = {key: summary[key] for key in OF_THE_RUN if key in summary}
@@ -158,10 +163,8 @@ def tokens_of(task: AnyTask) -> dict[str, Any]:
     return {"tokenizer": options["tokenizer"], "length": options.get("length")}
 
 
-def _columns(task: AnyTask, stored: Mapping[str, str]) -> list[dict[str, Any]]:
+def _columns(task: OwnTask, stored: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return what the inputs of a table's model are; empty if its file does not have it."""
-    if not isinstance(task, OwnTask):
-        return []
     names: Mapping[str, Any] = task.config.data_options or {}
     statistics = stored.get("columns")
     if PUBLIC_COLUMNS in stored:

@@ -24,8 +24,6 @@ from fedhet.conf import compose, plain_part
 from fedhet.tasks import tabular
 from fedhet.tasks.config import OwnConfig, read_config
 
-_DIALECT = {"separator": ",", "decimal": ".", "encoding": None}
-
 
 def main() -> None:
     """Run the command."""
@@ -56,7 +54,9 @@ def main() -> None:
 def task_file(config: OwnConfig, name: str) -> str:
     """Return a task file with an inferred table's columns and classes."""
     options = dict(config.data_options or {})
-    kept = {key: options[key] for key, usual in _DIALECT.items() if options.get(key) != usual}
+    kept = {
+        key: options[key] for key, usual in tabular.DIALECT.items() if options.get(key) != usual
+    }
     content: dict[str, Any] = {
         "defaults": ["tabular", "_self_"],
         "name": name,

@@ -65,6 +65,15 @@ class Score:
 APS = Score("APS")
 
 
+def whole_sets(probabilities: Array, threshold: float) -> NDArray[np.bool_]:
+    """Return which classes (n, C) are in the APS sets that are not randomised.
+
+    A class is in its set if all likelier ones together have at most the threshold (u = 0). Such a
+    set holds the randomised one and the likeliest class, so it covers at least as much.
+    """
+    return APS(probabilities, np.zeros(len(probabilities))) <= threshold
+
+
 def raps(classes: int) -> Score:
     """Return RAPS with lambda .01 and k_reg 1, or 5 for 100 classes and more (ours)."""
     return Score("RAPS", penalty=0.01, free=5 if classes >= 100 else 1)

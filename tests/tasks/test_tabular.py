@@ -282,8 +282,9 @@ def test_sites_read_their_own_folders_and_the_server_needs_the_public_file_alone
     with refused("data-folder"):
         task.client_data(1)
     with_test = {"test_data": "fedhet.tasks.tabular:load_test", "classes": CLASSES}
-    task = task_of("tabular", {**options, "path": str(table)}, SITE, **with_test)
-    assert len(task.test_data()) == 4
+    for more in ({}, {"client_column": "town"}):  # the server does not ask whose a row is
+        task = task_of("tabular", {**options, "path": str(table), **more}, SITE, **with_test)
+        assert len(task.test_data()) == 4
 
 
 def test_sites_must_share_a_public_file(table, tmp_path):
