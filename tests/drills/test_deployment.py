@@ -191,6 +191,26 @@ def test_a_sweep_in_the_server_app_container_trains_on_each_sites_own_images(fed
     assert "Start `flwr-clientapp` process" in federation.log("clientapp-0")
 
 
+SECURE = [
+    "strategy/secure_aggregation=secagg_plus",
+    "strategy.secure_aggregation.max_examples=1000",
+]
+
+
+def test_masked_sums_have_the_bits_of_one_machine(federation, tmp_path):
+    """Four messages a round; masks and keys differ, sums do not."""
+    words = [*RECIPE, "strategy=scaffold", "local.epochs=1", *SECURE]
+    done = federation.execute(
+        "serverapp",
+        *("python", "-m", "fedhet", *words, "runtime=deployment"),
+        *("runtime.address=127.0.0.1:8000", "results_dir=/results/secure"),
+    )
+    assert done.returncode == 0, done.stdout + federation.said()
+    found = summary_of(federation.folder / "server" / "results" / "secure")
+    expected = run_recipe(tmp_path / "alone", *words)
+    assert {key: found[key] for key in SAME} == {key: expected[key] for key in SAME}
+
+
 def test_asynchronous_steps_wait_for_no_site(federation):
     """Site 2 stops answering for some steps; its reply then counts, as stale as it is."""
     folder = federation.folder / "server" / "results" / "fedbuff"
