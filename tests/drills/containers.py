@@ -130,7 +130,9 @@ class Containers(Deployment):
         """Make the keys, start all services, and wait until they are healthy."""
         try:
             self.make_keys()
-            self.compose("up", "-d", "--wait")
+            self.compose("up", "-d")
+            running = (one.name for one in self.services.values() if one.health)
+            self.wait_until_healthy(*running)  # on a busy machine Compose's --wait gives up
         except BaseException:
             self.close()
             raise

@@ -172,9 +172,10 @@ def test_a_sweep_in_the_server_app_container_trains_on_each_sites_own_images(fed
     assert "the run failed" in done.stdout
     assert "strategy.scaffold.option=II reads" in done.stdout
     assert "Traceback" not in done.stdout
-    jobs = (federation.folder / "server" / "results" / "images").iterdir()
-    failed, folder = sorted(path for path in jobs if path.name[0].isdigit())
-    assert (summary_of(failed)["status"], summary_of(folder)["status"]) == ("failed", "completed")
+    ended = (federation.folder / "server" / "results" / "images").glob("*/summary.json")
+    jobs = {summary_of(path.parent)["status"]: path.parent for path in ended}
+    assert jobs.keys() == {"failed", "completed"}
+    folder = jobs["completed"]
     assert (folder / "model.safetensors").exists()
     row = read_rows(folder / "metrics.jsonl")[1]
     assert row["num_examples"] == sum(IMAGES.values())
