@@ -2,7 +2,7 @@
 # PYTHON is the interpreter that makes that environment (3.11 to 3.14); ARGS goes to the command a target runs.
 PYTHON ?= python3
 ARGS ?=
-# FLWR=1.42 takes Flower's HTTP line, in place of 1.39, whose sites speak gRPC (docs/moving-on.md).
+# FLWR=1.42 takes Flower's HTTP line, in place of 1.39, whose sites speak gRPC (docs/flower-releases.md).
 FLWR ?=
 VENV := .venv
 BIN := $(VENV)/bin

@@ -45,6 +45,7 @@ class Refused(ValueError):
 
 def main(words: Sequence[str]) -> NoReturn:
     """Check a command and become it."""
+    os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"  # Debian's nginx
     try:
         command = for_this_line(fill_in(words, os.environ))
         check(command, os.environ)

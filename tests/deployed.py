@@ -12,7 +12,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,10 +26,10 @@ import psutil
 import pytest
 
 from fedhet.common.files import last_lines
-from fedhet.common.flower.line import installed_line
 from fedhet.runtimes.run_config import run_config_toml
 from tests.compose import DOCKER, Service, names_seen_by, services
 from tests.processes import SECONDS, kill_all, marked
+from tests.tunnel import stand_in_for_nginx
 
 ROOT = DOCKER.parent
 BIN = Path(sys.executable).parent
@@ -54,18 +53,6 @@ RECIPE = [
 ]
 IMAGE = {"/app/start.py": DOCKER / "start.py", "/app/health.py": DOCKER / "health.py"}
 IMAGE |= {"/app/keys.py": DOCKER / "keys.py", "/app": ROOT}
-
-
-def words_of_gate(words: Sequence[str]) -> Sequence[str]:
-    """Return a gate's command; where nginx is missing, that of a tunnel, which passes everything.
-
-    Then a federation runs all the same; what a gate keeps out is in tests that need nginx.
-    """
-    if not installed_line().has_gate or shutil.which("nginx"):
-        return words
-    options = dict(word.lstrip("-").split("=", 1) for word in words if word.startswith("--"))
-    ends = [end for name in ("superlink", "listen") for end in options[name].rsplit(":", 1)]
-    return ["python", "-m", "tests.tunnel", *ends]
 
 
 def make_keys(folder: Path, *words: str) -> None:
@@ -164,8 +151,7 @@ class Deployment:
         """Start services; their output goes to NAME.log."""
         for name in names:
             service = self.services[name]
-            words = words_of_gate(service.words) if name == "gate" else service.words
-            self._running[name] = self.process(service, words, self.log_path(name))
+            self._running[name] = self.process(service, service.words, self.log_path(name))
 
     def start_and_wait(self, *names: str) -> None:
         self.start(*names)
@@ -315,7 +301,8 @@ class Deployment:
     def environment(self, service: Service) -> dict[str, str]:
         """Return a service's environment; it has PATH and OpenMP's limits of this process."""
         own = {key: self.translated(value, service) for key, value in service.environment.items()}
-        path = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
+        nginx = stand_in_for_nginx(self.folder / "bin")
+        path = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath), str(nginx)])
         proxy = {"no_proxy": "*", "NO_PROXY": "*"}
         image = {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         image |= {key: value for key, value in os.environ.items() if key.startswith("OMP_")}

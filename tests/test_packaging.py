@@ -77,6 +77,17 @@ def test_constraints_pin_every_direct_dependency_within_its_range():
     assert pinned("").keys() == pinned(NEWEST).keys()
 
 
+def test_the_pins_of_the_installed_line_are_what_flower_asks_for():
+    release = importlib.metadata.version("flwr")
+    if release not in (f"{OLDEST}.0", f"{NEWEST}.0"):
+        pytest.skip(f"flwr {release} has no pins")
+    pins = pinned(release)
+    for asked in map(Requirement, importlib.metadata.requires("flwr") or []):
+        if asked.marker is None or asked.marker.evaluate({"extra": "simulation"}):
+            pin = pins.get(canonicalize_name(asked.name))
+            assert pin is None or asked.specifier.contains(pin), f"{asked} does not allow {pin}"
+
+
 def pinned(line: str) -> dict[str, str]:
     """Return the pins of a line of Flower, as `make install` and docker/ have them."""
     command = ["sh", "docker/pins.sh", line]

@@ -4,10 +4,33 @@ python -m tests.tunnel HOST PORT           prints its own port; "cut" and "mend"
 python -m tests.tunnel HOST PORT OWN_HOST OWN_PORT    listens there until it is ended
 """
 
+from __future__ import annotations
+
 import contextlib
 import socket
 import sys
 import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# nginx with a configuration of common/flower/gate.py: the SuperLink's address, then its own.
+NGINX = rf"""#!/bin/sh
+while [ $# -gt 1 ]; do shift; done
+ends=$(sed -nE 's/^ *(server|listen) ([0-9.]+):([0-9]+).*/\2 \3/p' "$1")
+cd {ROOT} && exec {sys.executable} -m tests.tunnel $ends
+"""
+
+
+def stand_in_for_nginx(folder: Path) -> Path:
+    """Write an `nginx` that passes everything on, for the end of PATH; return its folder.
+
+    With it a federation also runs where nginx is missing. What a gate keeps out is in tests that
+    need nginx.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "nginx").write_text(NGINX)
+    (folder / "nginx").chmod(0o755)
+    return folder
 
 
 class Tunnel:

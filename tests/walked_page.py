@@ -25,6 +25,7 @@ import psutil
 
 from tests.compose import DOCKER
 from tests.processes import kill_all, marked
+from tests.tunnel import stand_in_for_nginx
 
 MARK = "FEDHET_WALKED_PAGE"  # in the environment of all that the script starts
 FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -132,6 +133,7 @@ def environment(home: Path, mark: str, ports: Sequence[str]) -> dict[str, str]:
     ours = {key: value for key, value in os.environ.items() if not key.startswith("FEDHET_")}
     ours |= {
         "HOME": str(home),
+        "PATH": f"{os.environ['PATH']}:{stand_in_for_nginx(home / 'bin')}",
         MARK: mark,
         "COLUMNS": "100",
         "FLWR_TELEMETRY_ENABLED": "0",

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
+from fedhet.common.flower.line import installed_release
 from tests.compose import Service
 from tests.deployed import ACTIVATED, ROOT, SITES, Deployment
 from tests.processes import SECONDS
@@ -59,9 +60,9 @@ def docker(*words: str, **options: Any) -> str:
 
 
 def build(tag: str = IMAGE, root: Path = ROOT) -> None:
-    """Build the image of a clone."""
-    words = ["build", "-q", "-f", "docker/Dockerfile", "--target", TARGET, "-t", tag, "."]
-    docker(*words, cwd=root)
+    """Build the image of a clone, with the release of Flower that is installed here."""
+    words = ["build", "-q", "-f", "docker/Dockerfile", "--target", TARGET, "-t", tag]
+    docker(*words, "--build-arg", f"FLWR={installed_release()}", ".", cwd=root)
 
 
 @cache
@@ -129,7 +130,9 @@ class Containers(Deployment):
         """Make the keys, start all services, and wait until they are healthy."""
         try:
             self.make_keys()
-            self.compose("up", "-d", "--wait")
+            self.compose("up", "-d")
+            running = (one.name for one in self.services.values() if one.health)
+            self.wait_until_healthy(*running)  # on a busy machine Compose's --wait gives up
         except BaseException:
             self.close()
             raise

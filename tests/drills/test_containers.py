@@ -15,8 +15,9 @@ from threading import Thread
 
 import pytest
 
+from fedhet.common.flower.line import installed_release
 from tests.compose import DOCKER
-from tests.deployed import ROOT, SITES
+from tests.deployed import SITES
 from tests.drills.containers import (
     IMAGE,
     MARKS,
@@ -28,6 +29,7 @@ from tests.drills.containers import (
 )
 from tests.drills.faults import replies
 from tests.drills.scene import Scene
+from tests.test_packaging import pinned
 
 pytestmark = MARKS
 PROGRAMS = (
@@ -67,8 +69,8 @@ print(json.dumps([{one["name"].lower().replace("_", "-"): one["version"] for one
 """
     listed, installed = eval(docker("run", "--rm", "--entrypoint=python", image, "-c", program))
     assert listed == installed
-    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M))
-    assert {name: pinned.get(name, listed[name]) for name in listed} == listed
+    pins = pinned(installed_release())
+    assert {name: pins.get(name, listed[name]) for name in listed} == listed
     assert {"torch", "flwr"} <= listed.keys()
 
 

@@ -169,9 +169,10 @@ def test_a_sweep_in_the_server_app_container_trains_on_each_sites_own_images(fed
     assert "the run failed" in done.stdout
     assert "strategy.scaffold.option=II reads" in done.stdout
     assert "Traceback" not in done.stdout
-    jobs = (federation.folder / "server" / "results" / "images").iterdir()
-    failed, folder = sorted(path for path in jobs if path.name[0].isdigit())
-    assert (summary_of(failed)["status"], summary_of(folder)["status"]) == ("failed", "completed")
+    ended = (federation.folder / "server" / "results" / "images").glob("*/summary.json")
+    jobs = {summary_of(path.parent)["status"]: path.parent for path in ended}
+    assert jobs.keys() == {"failed", "completed"}
+    folder = jobs["completed"]
     assert (folder / "model.safetensors").exists()
     row = read_rows(folder / "metrics.jsonl")[1]
     assert row["num_examples"] == sum(IMAGES.values())
@@ -186,6 +187,26 @@ def test_a_sweep_in_the_server_app_container_trains_on_each_sites_own_images(fed
         assert len([one for one in words if "fork_executor.py" in one]) == 1, words
         assert "imports torch anew" not in federation.log(name)
     assert "Start `flwr-clientapp` process" in federation.log("clientapp-0")
+
+
+SECURE = [
+    "strategy/secure_aggregation=secagg_plus",
+    "strategy.secure_aggregation.max_examples=1000",
+]
+
+
+def test_masked_sums_have_the_bits_of_one_machine(federation, tmp_path):
+    """Four messages a round; masks and keys differ, sums do not."""
+    words = [*RECIPE, "strategy=scaffold", "local.epochs=1", *SECURE]
+    done = federation.execute(
+        "serverapp",
+        *("python", "-m", "fedhet", *words, "runtime=deployment"),
+        *("runtime.address=127.0.0.1:8000", "results_dir=/results/secure"),
+    )
+    assert done.returncode == 0, done.stdout + federation.said()
+    found = summary_of(federation.folder / "server" / "results" / "secure")
+    expected = run_recipe(tmp_path / "alone", *words)
+    assert {key: found[key] for key in SAME} == {key: expected[key] for key in SAME}
 
 
 def test_asynchronous_steps_wait_for_no_site(federation):
