@@ -53,8 +53,8 @@ def test_no_reader_waits_for_a_pipe(tmp_path):
     path = tmp_path / "a.csv"
     for key, read in (
         ("system.path", lambda: Trace(path=str(path))),
-        ("task.path", lambda: tabular.load(path=str(path), target="a")),
-        ("public", lambda: tabular.load(public=str(path), target="a")),
+        ("task.path", lambda: tabular.load(path=str(path), target="a", classes=["0"])),
+        ("public", lambda: tabular.load(public=str(path), target="a", classes=["0"])),
         ("task.vocabulary_file", lambda: read_vocabulary(path, 9)),
         ("key", lambda: read_text(path, "key")),
     ):

@@ -14,11 +14,11 @@ from fedhet.report.statistics import Figure
 
 
 def test_a_whole_run(finished_run):
-    run = finished_run("scaffold", 3, (0.1, 0.5), columns={"lr": float("nan")})
+    run = finished_run("scaffold", 3, (0.1, 0.5))
     assert (run.method, run.seed, run.status, run.error) == ("scaffold", 3, "completed", "")
     assert run.settings["partition.alpha"] == 0.1
     assert run.points("accuracy") == [(0, 0.1), (1, 0.5)]
-    assert run.points("lr") == run.points("unheard_of") == []
+    assert run.points("unheard_of") == []
     assert run.points("clients") == [(1, 2)]  # how many ids there are
     assert "failures" not in run.columns
     assert run.bytes_until(1) == 3_000_000
