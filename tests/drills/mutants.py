@@ -59,8 +59,8 @@ def mutant(name: str, code: str, tests: str, only: str = "") -> Mutant:
 # Name :: code, ⟦as it is → with the fault⟧ :: tests [:: only]; an indented line goes on.
 TABLE = r"""
 # exact sums
-sum: low part :: scaled *= ⟦scaled.dtype.type(_LOW) → 0⟧ :: exact_sum
-sum: merge shares memory :: other._parts⟦.copy() → ⟧ :: exact_sum folding
+sum: low part :: scaled += ⟦_TO_LOW → 2.0**52 * 1.5⟧\n :: exact_sum
+sum: merge shares memory :: total = self._parts[0]⟦ if self._own else self._parts[0].copy() → ⟧ :: exact_sum folding scale_out
 sum: norms :: (one + ⟦ → 0 * ⟧next(squares)) ** 0.5 :: exact_sum
 sum: largest :: return _LARGEST⟦ / max(weights, 1.0) → ⟧ :: exact_sum border round
 sum: order of replies :: replies = ⟦sorted(self.replies, key=lambda reply: reply.client_id) → self.replies⟧
@@ -171,7 +171,7 @@ soft labels: smoothing :: ⟦(1 - smoothing) * new + smoothing → smoothing * n
 soft labels: too few :: least = ⟦_SURE * self.how.noise * math.sqrt(summed) → 0.0⟧
     :: soft_labels feddw gaussian_mechanism
 cka: centred :: self._products⟦ - torch.outer(self._sums, self._sums) / self.count → ⟧ :: linear_cka
-class counts: below 0 :: if ⟦(counts < 0).any() → False⟧:\n :: border pfnm maecho ensemble dense
+class counts: below 0 :: ((counts == counts.round())⟦ & (counts >= 0) → ⟧).all() :: border pfnm maecho ensemble dense
 # methods
 scaffold: c over N :: change[name] / cohort.⟦num_clients → size⟧ :: closed_forms own_models round
 scaffold: sign :: grads[name].⟦add_ → sub_⟧(shift) :: gradients closed_forms
@@ -225,13 +225,13 @@ policy: over midnight :: (begin <= now⟦ or now < end → ⟧) if over_midnight
 policy: a pinned site :: is not None and ⟦simulated and compared → False⟧: :: policy
 files: checksum :: if ⟦metadata.get("sha256") != found → False⟧: :: damaged_files
 files: length :: if ⟦end != len(content) → False⟧: :: damaged_files
-files: another file ::         if ⟦found != value → False⟧:\n            raise DamagedFileError(
+files: another file :: if ⟦label.get(key) != value → False⟧:
     :: damaged_files
 files: left behind :: if ⟦_UNFINISHED.fullmatch(path.name) and not path.is_dir() → False⟧:
     :: full_disk damaged_files
 checkpoint: two kept :: for old in ⟦checkpoints(folder)[:-_KEPT] → ()⟧:
     :: damaged_files full_disk best_round runtimes
-checkpoint: its rows :: if ⟦rows_sha256([row for row in rows if row["round"] <= round]) != expected → False⟧:
+checkpoint: its rows :: if ⟦rows_sha256([row for row in rows if row["round"] <= round]) != label.get("rows") → False⟧:
     :: damaged_files
 best round: threshold :: sign * value > reference⟦ + self.min_delta → ⟧ :: best_round
 best round: patience :: if passed <⟦ → =⟧ self.patience: :: best_round
