@@ -93,8 +93,7 @@ class FederatedClient(NumPyClient):
         """Check sides and phases against model and optimizer."""
         self._params = dict(self.model.named_parameters())
         self.personal_names = set(personal_names(self.model, self.personal))
-        for phase in self.options.phases:
-            phase.layers.select(self._params)
+        self.untrained = self.options.untrained(self._params)
         self.shared_names = shared_names(self.model, self.personal)
         shared = trainable_shared(self.model, self.personal)
         for side in self.sides.values():

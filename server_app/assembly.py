@@ -240,8 +240,7 @@ def build_strategy(
     for side in parts.client_sides.values():
         side.check(model, optimizer, shared)
     local_training = local_training_config(recipe.local, recipe.strategy.phases)
-    for phase in local_training.phases:
-        phase.layers.select(name for name, _ in model.named_parameters())
+    untrained = local_training.untrained(name for name, _ in model.named_parameters())
     if (attack := build_part(recipe, "attack", tensors)) is not None:
         attack.white = server_model.white
         sent = {name for side in parts.client_sides.values() for name in side.sends}
@@ -255,6 +254,7 @@ def build_strategy(
         local_training=local_training,
         server_model=server_model,
         buffers=[name for name, _ in model.named_buffers()],
+        untrained=untrained,
         federation=replace(
             federation,
             unseen=task.unseen_clients(),

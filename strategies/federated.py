@@ -261,7 +261,7 @@ class FederatedStrategy(Strategy):
     ) -> TrainingRound:
         """Select the clients and return their messages."""
         availability, writer, step = self.availability, self._writer, self.server_step
-        sizes = MessageSizes(self._downlink, self.client_sides)
+        sizes = MessageSizes(self._downlink, self.client_sides, self.setup.untrained)
         messages = TrainMessages(writer, config, step, sizes)
         clock = self.state.clock
         start = RoundStart(server_round, clock, arrays, grid, availability, messages)
@@ -455,6 +455,7 @@ class FederatedStrategy(Strategy):
             None if options is None else options.max_steps,
             self.client_metrics.in_train_replies,
             self.compression,
+            self.setup.untrained,
         )
         secure = self.secure_aggregation
         if secure is None:

@@ -74,6 +74,7 @@ class Setup:
     local_training: LocalTrainingConfig | None = None
     server_model: ServerModel | None = None  # the task's model, for slots that run it
     buffers: Collection[str] = ()  # tensors that are not trained (BatchNorm's statistics)
+    untrained: Collection[str] = ()  # parameters that no phase trains: clients do not send them
     federation: FederationConfig = field(default_factory=FederationConfig)
     system: ClientSystem | None = None  # slow, absent and vanishing clients of a simulation
     observers: Sequence[Observer] = ()  # called before the transforms

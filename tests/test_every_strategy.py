@@ -28,6 +28,7 @@ from fedhet.strategies.round.registration import CANNOT_TRAIN, FROZEN_MODEL, NAM
 from fedhet.strategies.wire.records import CLIENT, METRICS, UPDATE
 from fedhet.strategies.wire.tensor_files import below
 from fedhet.tasks.evaluation import evaluate_model
+from tests.adapted import LORA
 from tests.recipes import TINY, newest_checkpoint, run_recipe
 from tests.refused import refused
 from tests.test_what_leaves import MESSAGES, NUMBERS, PAYLOADS
@@ -111,6 +112,11 @@ RECIPES = [
     (["strategy=fedrep", "partition=iid"], 2.0),
     (["strategy=lg_fedavg", "partition=iid"], 2.0),
     (["strategy=fedbn", "task.model=bn_cnn", "partition=feature_shift"], None),
+    (["strategy=ffa_lora", *LORA], 2.0),
+    (["strategy=fedsa_lora", *LORA, "partition=iid"], 2.0),
+    (["strategy=flora", *LORA], None),
+    (["strategy=flora", *LORA, "strategy.flora.ranks=[4,2,1]"], None),
+    (["strategy=fedex_lora", *LORA], None),
     (["strategy=ditto", "partition=iid"], 2.0),
     (["strategy=apfl", "partition=iid"], 2.0),
     (["strategy=pfedme", "partition=iid"], 2.0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -40,6 +40,7 @@ class Expectations:
         max_steps: the most steps of a client with so many examples; None: steps are not checked.
         measures: names of the numbers that clients may send besides those of their sides.
         compression: of what the clients send.
+        untrained: names of the tensors that they do not send.
     """
 
     step: ServerStep
@@ -47,6 +48,7 @@ class Expectations:
     max_steps: Callable[[int], int] | None
     measures: Collection[str]
     compression: Compression
+    untrained: Collection[str] = ()
 
     def of_round(
         self,
@@ -75,6 +77,7 @@ class Expectations:
         expected = self._expected(
             params, senders, bounds, {*measured, *self.measures}, self.compression
         )
+        expected = replace(expected, untrained=self.untrained)
         return self._settings(expected, selection.discounts)
 
     def of_secure_round(

@@ -122,6 +122,7 @@ class Expected:
         measures: names of the numbers that the client sides measure; None: see decode_metrics.
         bounds: of the numbers.
         compression: of what the clients send.
+        untrained: names of the shared tensors that clients do not send: their update is 0.
     """
 
     shared: Tensors
@@ -131,11 +132,17 @@ class Expected:
     measures: Collection[str] | None = ()
     bounds: Bounds = Bounds()
     compression: Compression = field(default_factory=Compression)
+    untrained: Collection[str] = ()
+
+    @cached_property
+    def sent(self) -> dict[str, Tensor]:
+        """The shared tensors that a client sends."""
+        return {name: value for name, value in self.shared.items() if name not in self.untrained}
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int | None, ...]]:
-        """The shapes of the shared tensors."""
-        return {name: tuple(value.shape) for name, value in self.shared.items()}
+        """The shapes of the tensors that a client sends."""
+        return {name: tuple(value.shape) for name, value in self.sent.items()}
 
     @cached_property
     def dtypes(self) -> set[torch.dtype]:
@@ -180,6 +187,11 @@ def decode(message: Message, client_id: int, expected: Expected) -> Reply:
     bounds, buffers = expected.bounds, frozenset(expected.buffers)
     largest = min(bounds.largest, bounds.summand / metrics["num-examples"])
     update = _decode_update(content, client_id, expected, largest)
+    if expected.untrained:
+        update = {
+            name: update[name] if name in update else torch.zeros(value.shape, dtype=value.dtype)
+            for name, value in expected.shared.items()
+        }
     payloads = {
         name: _decode_payload(content, client_id, name, expected)
         for name in sorted(expected.payloads)
@@ -250,8 +262,8 @@ def _decode_update(
     record = record_in(content, UPDATE, ArrayRecord)
     if expected.compression.up is None:
         return decode_tensors(UPDATE, record, expected.shapes, expected.dtypes, largest=largest)
-    full = {name: value for name, value in expected.shared.items() if name in expected.buffers}
-    trained = {name: value for name, value in expected.shared.items() if name not in full}
+    full = {name: value for name, value in expected.sent.items() if name in expected.buffers}
+    trained = {name: value for name, value in expected.sent.items() if name not in full}
     return _decompressed(content, UPDATE, client_id, expected, trained, full, largest)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +23,12 @@ class MessageSizes:
     Attributes:
         downlink: what is compressed, and with which codecs.
         client_sides: the methods' client halves; payloads of unknown shapes count nothing.
+        untrained: tensors that do not come up.
     """
 
     downlink: Downlink
     client_sides: Mapping[str, ClientSide]
+    untrained: Collection[str] = ()
 
     def of(self, arrays: ArrayRecord, payloads: Payloads, expected: Shapes) -> int:
         """Return the bytes down and up.
@@ -38,12 +40,11 @@ class MessageSizes:
         """
         compression, compressed = self.downlink.compression, self.downlink.payloads
         trained = [name for name in arrays if name not in self.downlink.buffers]
-        length = sum(math.prod(arrays[name].shape) for name in trained)
-        in_full = sum(bytes_of(arrays[name]) for name in trained)
-        buffers = sum(bytes_of(arrays[name]) for name in arrays) - in_full
-        total = 2 * buffers
-        for codec in (compression.codec_down, compression.up):
-            total += in_full if codec is None else _coded(codec, length)
+        moved = [name for name in trained if name not in self.untrained]
+        total = 2 * sum(bytes_of(arrays[name]) for name in arrays if name in self.downlink.buffers)
+        for codec, names in ((compression.codec_down, trained), (compression.up, moved)):
+            sizes = [(tuple(arrays[n].shape), getattr(torch, arrays[n].dtype)) for n in names]
+            total += _record(sizes, codec)
         for name, tensors in payloads.items():
             sizes = [(tuple(value.shape), value.dtype) for value in tensors.values()]
             total += _record(sizes, compression.codec_down if name in compressed else None)

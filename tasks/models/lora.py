@@ -8,7 +8,7 @@ https://arxiv.org/abs/2106.09685. A layer W x becomes
 
 The layers are peft's. Only adapters and the classifier are trained, sent and stored, so every
 method works on them as on any other tensors. The clients' A and B are averaged separately, as in
-FedIT.
+FedIT; strategies/flora.py and fedex_lora.py have the mean of the products B A.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -
         network: changed in place.
         lora: the recipe's ``task.lora``: r, alpha, dropout, target_modules (ends of the names of
             linear layers, embeddings or convolutions), modules_to_save (trained in full, beside the
-            classifier).
+            classifier), share_base (the adapters' W are parameters, too, for methods whose server
+            changes them).
         classifier: path of the module that makes the outputs, which is trained in full.
 
     Raises:
@@ -61,7 +62,8 @@ def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -
         raise ConfigError(f"task.lora.target_modules={targets}: {reason}") from None
     for name, parameter in network.named_parameters():
         in_full = any(f"{name}.".startswith(f"{path}.") for path in whole)
-        parameter.requires_grad_(in_full or "lora_" in name)
+        shared = name.endswith(".base_layer.weight") and lora.get("share_base", False)
+        parameter.requires_grad_(in_full or "lora_" in name or shared)
 
 
 def merge_adapters(network: nn.Module) -> None:
