@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from fedhet.common.errors import (
 from fedhet.tasks.sources.encodings import image_in, in_bytes, read_image
 
 _KEY = "task.data_options"
+_FILES = {"jsonl": "json", "json": "json", "csv": "csv", "parquet": "parquet"}
 _SPLIT_SEED = 0  # the same test examples whatever the run's seed
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -56,7 +57,8 @@ def load(
 
     Args:
         path: name on the hub, with a revision if there is one (``me/set@v2``), a folder that
-            ``save_to_disk`` wrote, or a folder that ``load_dataset`` reads.
+            ``save_to_disk`` wrote, a folder that ``load_dataset`` reads, or a file: JSON, JSON
+            lines, CSV or Parquet, whose one split is ``train``.
         subset: name of the subset, if a data set on the hub has several.
         input_column: images, texts, or lists of numbers.
         target: column of the classes, or of a regression's targets. Texts, the names of a
@@ -92,6 +94,29 @@ def load(
         labels=None if classes is None else {str(name): n for n, name in enumerate(classes)},
         kind=kind,
     )
+    return read_splits(reader, path, subset, train_split, test_split, test_fraction, data_folder)
+
+
+class ReadsRows(Protocol):
+    """Makes examples of a table's rows."""
+
+    def none(self) -> Any:
+        """Return no examples of the right shape."""
+
+    def examples(self, table: Any, place: str) -> Any:
+        """Return a split's examples; ``place`` is for errors."""
+
+
+def read_splits(
+    reader: ReadsRows,
+    path: str | None,
+    subset: str | None,
+    train_split: str,
+    test_split: str | None,
+    test_fraction: float,
+    data_folder: Path | None,
+) -> tuple[Any, Any]:
+    """Return what a reader makes of the training and test examples; see :func:`load`."""
     require_types(_KEY, {"subset": subset}, {"subset": str | None})
     require_range(f"{_KEY}.test_fraction", test_fraction, high=1.0, open_high=True)
     place = path if data_folder is None else str(data_folder)
@@ -291,8 +316,10 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         return (self._pixels[row] / 255 - self._mean) / self._std, self._targets[row]
 
 
-def load_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str, *, pads: bool = True) -> Any:
     """Return a Hugging Face tokenizer from a folder, or by its name on the hub.
+
+    ``pads``: it must have a token for padding.
 
     Raises:
         ConfigError: if the tokenizer or transformers is missing, or it has no token for padding.
@@ -309,7 +336,7 @@ def load_tokenizer(name: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(Path(where).expanduser()), **pinned)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{_KEY}.tokenizer={name} cannot be loaded: {error}") from None
-    if tokenizer.pad_token_id is None:
+    if pads and tokenizer.pad_token_id is None:
         raise ConfigError(f"{_KEY}.tokenizer={name} has no token for padding (pad_token)")
     return tokenizer
 
@@ -335,6 +362,8 @@ def _open(path: str, subset: str | None) -> Mapping[str, Any]:
             found = datasets.load_from_disk(str(folder))
         elif folder.is_dir():
             found = datasets.load_dataset(str(folder), subset)
+        elif folder.is_file() and (suffix := folder.suffix[1:].lower()) in _FILES:
+            found = datasets.load_dataset(_FILES[suffix], data_files=str(folder))
         else:
             name, _, revision = path.partition("@")
             pinned = {"revision": revision} if revision else {}

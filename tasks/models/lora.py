@@ -30,7 +30,8 @@ def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -
             linear layers, embeddings or convolutions), modules_to_save (trained in full, beside the
             classifier), share_base (the adapters' W are parameters, too, for methods whose server
             changes them).
-        classifier: path of the module that makes the outputs, which is trained in full.
+        classifier: path of the module that makes the outputs, which is trained in full, unless the
+            network says that it is pretrained, too (``adapts_classifier``).
 
     Raises:
         ConfigError: if no module has such a name or kind, or peft is missing.
@@ -39,7 +40,8 @@ def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
         raise SetupError('task.lora needs peft: pip install -e ".[lora]"') from None
-    whole = [classifier, *lora.get("modules_to_save", ())]
+    output = [] if getattr(network, "adapts_classifier", False) else [classifier]
+    whole = [*output, *lora.get("modules_to_save", ())]
     modules = dict(network.named_modules())
     for path in whole:
         if path not in modules:
