@@ -44,7 +44,7 @@ class ResidualToBase(AdapterProducts):
 
 class FedExLoRA(Method):
     """FedEx-LoRA (Singhal et al. 2025): averages LoRA's A and B, and adds to the weights what their
-    product lacks of the mean of the products B A; so the aggregation is exact.
+    product lacks of the mean of the products B A, which is exact.
     """
 
     name = "fedex_lora"

@@ -8,9 +8,9 @@ only B is trained and averaged (section 4):
 
     sum_i p_i (B_i A) = (sum_i p_i B_i) A,    p_i = n_i / sum_j n_j
 
-So half of the numbers travel, and under differential privacy noise on A and B has no product. A does
-not travel at all: server and clients draw it from the run's seed. What task.lora trains in full, the
-classifier and modules_to_save, is averaged as in FedAvg.
+So about half of the numbers travel, and under differential privacy there is no product of noise on A
+and noise on B. A does not travel at all: server and clients draw it from the run's seed. What
+task.lora trains in full, the classifier and modules_to_save, is averaged as in FedAvg.
 
 Adapters of embeddings begin the other way round, A at zero and B random; peft names their A
 lora_embedding_A. They are trained and averaged in full, as in FedAvg.
@@ -25,7 +25,7 @@ from fedhet.strategies.method import Method
 
 class FFALoRA(Method):
     """FFA-LoRA (Sun et al. 2024): the adapters' A stays as it was initialised, and B alone is
-    trained and averaged; so the mean of the factors is the mean of the products.
+    trained and averaged, so the mean of the adapters is exact.
     """
 
     name = "ffa_lora"

@@ -2,8 +2,8 @@
 
 Wang, Shen, He, Sun, Wang, Lyu, Li. NeurIPS 2024. https://arxiv.org/abs/2409.05976
 
-The clients' adapters are stacked, the A_i one below the other, weighted, and the B_i side by side, so
-that the product of the stacks is the mean of the products. It is added to the weights, and every
+The clients' adapters are stacked: the A_i one below the other, weighted, and the B_i side by side.
+So the product of the stacks is the mean of the products. It is added to the weights, and every
 client begins the next round with new adapters on them (section 3.2, Algorithm 1):
 
     A = [p_1 A_1; ...; p_K A_K],  B = [B_1, ..., B_K],    p_i = n_i / sum_j n_j
@@ -11,13 +11,13 @@ client begins the next round with new adapters on them (section 3.2, Algorithm 1
     A_i random, B_i = 0 at the start of each round
 
 The adapters' ranks r_i may differ: ``ranks``. A client with a smaller rank than task.lora.r leaves
-the last rows of its A_i and columns of its B_i at zero, which have no gradient there; they travel
+the last rows of its A_i and columns of its B_i at zero, where they have no gradient; they travel
 all the same. alpha / r is the same for all, as in the released code (lora_alpha = 2 r_i).
 
-What travels: the paper sends the stacks to all clients, which add them to their own W. Here W itself
-goes to the clients (``task.lora.share_base``), so one that missed rounds has the right one; clients
-send adapters alone. The server's A and B keep their initial values, B = 0, so the model is W. What
-task.lora trains in full, the classifier and modules_to_save, is averaged as in FedAvg.
+What travels: the paper sends the stacks to all clients, which add them to their own W. Here W
+itself goes to the clients (``task.lora.share_base``), so one that missed rounds has the right one;
+clients send adapters alone. The server's A and B keep their initial values, B = 0, so the model is
+W. What task.lora trains in full, the classifier and modules_to_save, is averaged as in FedAvg.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class FLoRAServer(ServerSide):
 
 
 class FLoRA(Method):
-    """FLoRA (Wang et al. 2024): stacks the clients' LoRA adapters, so the mean of the products B A is
-    exact, adds it to the weights, and begins with new adapters; ranks may differ.
+    """FLoRA (Wang et al. 2024): adds the exact mean of LoRA's products B A to the weights, and
+    begins each round with new adapters, whose ranks may differ by client.
     """
 
     replaces = frozenset({"aggregator", "phases"})

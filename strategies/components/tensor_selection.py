@@ -88,7 +88,10 @@ class TensorSelector:
     def select_buffers(self, names: Iterable[str]) -> list[str]:
         """Return those of the buffers' names that ``all`` or a pattern selects."""
         spec = "*" if self.spec == "all" else self.spec.removeprefix(_NOT)
-        patterns, wanted = [part.strip() for part in spec.split(",")], not self.spec.startswith(_NOT)
+        patterns, wanted = (
+            [part.strip() for part in spec.split(",")],
+            not self.spec.startswith(_NOT),
+        )
         return [n for n in names if any(fnmatchcase(n, p) for p in patterns) == wanted]
 
     def _by_count(self, ordered: list[str], kind: str, count: int) -> list[str]:
