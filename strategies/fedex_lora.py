@@ -1,9 +1,9 @@
-"""FedEx-LoRA: exact aggregation for federated and efficient fine-tuning of foundation models.
+"""FedEx-LoRA: exact aggregation for federated and efficient fine-tuning of large language models.
 
 Singhal, Ponkshe, Vepakomma. ACL 2025. https://arxiv.org/abs/2410.09432
 
 A and B are averaged apart, as in FedAvg, and what their product lacks of the mean of the clients'
-products is added to the frozen weights (eq. 7 to 11):
+products is added to the frozen weights:
 
     A <- sum_i p_i A_i,  B <- sum_i p_i B_i,    p_i = n_i / sum_j n_j
     W <- W + (alpha / r) (sum_i p_i B_i A_i - B A)

@@ -3,7 +3,7 @@
 Guo, Zeng, Wang, Fan, Wang, Qu. ICLR 2025. https://arxiv.org/abs/2410.01463
 
 With task.lora a layer is W x + (alpha / r) B A x. The paper finds that A learns what the clients
-have in common and B what is their own. So a client trains both, sends A, and keeps B (section 3.3):
+have in common and B what is their own. So a client trains both, sends A, and keeps B:
 
     (A_i, B_i): E epochs of the local optimizer from (A, B_i), on both together
     A <- A + eta_g sum_i (n_i / sum_j n_j) (A_i - A)

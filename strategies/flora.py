@@ -4,7 +4,7 @@ Wang, Shen, He, Sun, Wang, Lyu, Li. NeurIPS 2024. https://arxiv.org/abs/2409.059
 
 The clients' adapters are stacked: the A_i one below the other, weighted, and the B_i side by side.
 So the product of the stacks is the mean of the products. It is added to the weights, and every
-client begins the next round with new adapters on them (section 3.2, Algorithm 1):
+client begins the next round with new adapters on them (Algorithm 1):
 
     A = [p_1 A_1; ...; p_K A_K],  B = [B_1, ..., B_K],    p_i = n_i / sum_j n_j
     W <- W + (alpha / r) B A = W + (alpha / r) sum_i p_i B_i A_i
