@@ -3,7 +3,7 @@
     python -m benchmarks lora
 
 Digits, each read as eight rows by a transformer of two blocks with random weights, which stay; its
-adapters (r = 4) and classifier are trained. Four clients, Dirichlet(0.3), 8 rounds of 2 epochs, Adam.
+adapters (r = 4) and classifier are trained. Four clients, Dirichlet(0.3), 8 rounds of 2 epochs.
 
 The rule, fixed before the first run: each method has the step size of GRID with the best figure on
 seed 100, and its figure is compared with FedAvg's on seeds 0, 1 and 2: the mean of the paired

@@ -184,7 +184,7 @@ REFUSED = {  # ... and what is refused, with what the error names
     "strategy=fedproto": "prototype_sums",
     "strategy=centralised": "clients=1",
 }
-OWN_NETWORK = ("pfnm", "fedma", "ensemble", "fedbabu")  # what they store is not the task's
+OWN_NETWORK = ("pfnm", "fedma", "ensemble", "fedbabu", "ffa_lora")  # what they store is not the task's
 
 
 def name_of(words: list[str]) -> str:
