@@ -7,6 +7,7 @@ fusion      the server's step of the one-shot methods beside the plain average
 scale       large cohorts, 100,000 clients: memory, the server's time, and beside a plain loop
 checks      CPU time that checking replies and the checksums of files add to a round
 deployment  a deployment's round beside a plain Flower app that moves the same arrays
+lora        LoRA's methods beside FedAvg on the same adapters: accuracy
 robust      robust aggregators under attack: accuracy, and what they cost
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("floor", "start", "epoch", "fusion", "scale", "checks", "deployment", "robust")
+NAMES = ("floor", "start", "epoch", "fusion", "scale", "checks", "deployment", "lora", "robust")
 
 
 def main() -> None:

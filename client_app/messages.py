@@ -45,11 +45,13 @@ def train_reply(
     config = config_of(message)
     reply = _train(client, message, config, evaluate_every, evaluate_trained)
     payloads, round = compressible(client.sides), int(config["round"])
-    content = encode(reply, client.shared.compression, payloads, round, client.state)
+    moved = {n: value for n, value in reply.update.items() if n not in client.shared.untrained}
+    to_send = replace(reply, update=moved)
+    content = encode(to_send, client.shared.compression, payloads, round, client.state)
     if any(type(s).after_sending is not ClientSide.after_sending for s in client.sides.values()):
-        rounded = rounded_tensors(reply, content, client.shared.compression, payloads, round)
+        rounded = rounded_tensors(to_send, content, client.shared.compression, payloads, round)
         if rounded:
-            update = rounded.pop(UPDATE, reply.update)
+            update = {**reply.update, **rounded.pop(UPDATE, {})}
             sent = replace(reply, update=update, payloads={**reply.payloads, **rounded})
             _keep_sent(client, sent)
     client.save_state(config)  # with what compression has left out

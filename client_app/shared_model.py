@@ -50,8 +50,7 @@ class SharedModel:
         self.shared_names = shared_names(self.model, self.personal)
         self.personal_names = set(personal_names(self.model, self.personal))
         self.buffer_names = {name for name, _ in self.model.named_buffers()}
-        for phase in self.options.phases:
-            phase.layers.select(self.params)
+        self.untrained = self.options.untrained(self.params)
         own = self.tensors.keys() - set(self.shared_names)
         self.initial = {name: self.tensors[name].clone() for name in own}
         self._trained = {name: param.requires_grad for name, param in self.params.items()}

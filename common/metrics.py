@@ -81,6 +81,7 @@ METRICS: Mapping[str, Metric] = {
     "calibration_error": Metric(_CLASSIFICATION, larger_is_better=False),
     "iou": Metric(_CLASSES, per_class=True),
     "dice": Metric(_SEGMENTATION, per_class=True),
+    "perplexity": Metric(_SEGMENTATION, low=1.0, high=math.inf, larger_is_better=False),
     "mae": _ERROR,
     "mse": _ERROR,
     "rmse": _ERROR,

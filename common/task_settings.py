@@ -58,6 +58,11 @@ class Lora(Section):
     modules_to_save: list[Text] = Field(
         [], description="modules that are trained in full, beside the classifier"
     )
+    share_base: bool = Field(
+        False,
+        description="send the weights that have adapters to the clients, too: flora and fedex_lora "
+        "change them at the server",
+    )
 
 
 class _AnyTask(Section):

@@ -108,6 +108,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "images": _IMAGES,
         "folder": _IMAGES,
         "text": "task=hf_text (or imdb)",
+        "llm": "task=hf_causal",
+        "flowertune": "task=hf_causal",
         "huggingface": "task=hf",
         "custom": "task=own task.data=package.module:function task.model=package.module:function",
     },

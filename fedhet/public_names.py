@@ -32,6 +32,7 @@ from fedhet.strategies.feddecorr import FedDecorr as FedDecorr
 from fedhet.strategies.feddistill import FedDistill as FedDistill
 from fedhet.strategies.feddw import FedDW as FedDW
 from fedhet.strategies.feddyn import FedDyn as FedDyn
+from fedhet.strategies.fedex_lora import FedExLoRA as FedExLoRA
 from fedhet.strategies.fedexp import FedExP as FedExP
 from fedhet.strategies.fedgamma import FedGAMMA as FedGAMMA
 from fedhet.strategies.fedinit import FedInit as FedInit
@@ -48,12 +49,15 @@ from fedhet.strategies.fedprox import FedProx as FedProx
 from fedhet.strategies.fedpvr import FedPVR as FedPVR
 from fedhet.strategies.fedrep import FedRep as FedRep
 from fedhet.strategies.fedrod import FedRoD as FedRoD
+from fedhet.strategies.fedsa_lora import FedSALoRA as FedSALoRA
 from fedhet.strategies.fedsam import FedSAM as FedSAM
 from fedhet.strategies.fedsam import MoFedSAM as MoFedSAM
 from fedhet.strategies.fedsmoo import FedSMOO as FedSMOO
 from fedhet.strategies.fedspeed import FedSpeed as FedSpeed
 from fedhet.strategies.feduv import FedUV as FedUV
+from fedhet.strategies.ffa_lora import FFALoRA as FFALoRA
 from fedhet.strategies.fisher_merging import FisherMerging as FisherMerging
+from fedhet.strategies.flora import FLoRA as FLoRA
 from fedhet.strategies.lg_fedavg import LGFedAvg as LGFedAvg
 from fedhet.strategies.maecho import MAEcho as MAEcho
 from fedhet.strategies.method import Method as Method

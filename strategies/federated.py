@@ -107,8 +107,10 @@ class FederatedStrategy(Strategy):
             None if options is None else options.max_steps,
             self.client_metrics.in_train_replies,
             self.compression,
+            setup.untrained,
         )
-        self._downlink = Downlink(self.compression, compressible(self.client_sides), setup.buffers)
+        payloads = compressible(self.client_sides)
+        self._downlink = Downlink(self.compression, payloads, setup.buffers, setup.untrained)
         self.state = StrategyState()
         self._resumed_after = 0  # the round of the checkpoint
         self._availability: ClientAvailability | None = None

@@ -80,6 +80,14 @@ class Setup:
     client_metrics: ClientMetrics = field(default_factory=ClientMetrics)
     allow_stacked_corrections: bool = False  # permit several sides that edit gradients
 
+    @property
+    def untrained(self) -> set[str]:
+        """The parameters that no phase trains: clients do not send them."""
+        if self.local_training is None or self.server_model is None:
+            return set()
+        names = (name for name, _ in self.server_model.model.named_parameters())
+        return self.local_training.untrained(names)
+
     def __post_init__(self) -> None:
         """Check the learning rate."""
         require_range("local.lr", self.local_lr, open_low=True)

@@ -6,6 +6,7 @@ stay as they are. If the name is a folder, nothing is downloaded.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,67 +25,38 @@ from fedhet.tasks.sources.arrays import random_split
 from fedhet.tasks.sources.encodings import image_in, in_bytes, read_image
 
 _KEY = "task.data_options"
+_FILES = {"jsonl": "json", "json": "json", "csv": "csv", "parquet": "parquet"}
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
-class HuggingFace(Configured):
-    """A data set, and how its rows become examples."""
+class Splits(Configured):
+    """A data set of Hugging Face's form, whose rows a subclass makes examples of."""
 
     section = _KEY
 
     path: Annotated[Text | None, Key("task.path")] = None
     """name on the hub, with a revision if there is one (``me/set@v2``), a folder that
-    ``save_to_disk`` wrote, or a folder that ``load_dataset`` reads"""
+    ``save_to_disk`` wrote, a folder that ``load_dataset`` reads, or a file (JSON, JSON lines, CSV,
+    Parquet), whose one split is ``train``"""
     subset: Text | None = None
     """name of the subset, if a data set on the hub has several"""
-    input_column: Text = "image"
-    """images, texts, or lists of numbers"""
-    target: Annotated[Text, Key("task.target")] = "label"
-    """column of the classes, or of a regression's targets. Texts, the names of a ``ClassLabel``,
-    and True and False are found in ``classes`` by name, and so are numbers if ``classes`` are
-    numbers. Otherwise numbers without names are places in ``classes``, from 0; so are all labels
-    if ``classes`` are 0, 1, ... or None"""
     train_split: Text = "train"
     """name of the training split"""
     test_split: Text | None = "test"
     """name of the test split; None: ``test_fraction`` of the training split"""
     test_fraction: ShareBelowOne = 0.2
     """always the same examples"""
-    image_size: Count = 32
-    """width and height in pixels that images are scaled to"""
-    channels: Literal[1, 3] = 3
-    """3: colour, 1: grey"""
-    mean: Sequence[float] = (0.5, 0.5, 0.5)
-    """per channel, of pixels in [0, 1]"""
-    std: Sequence[Positive] = (0.5, 0.5, 0.5)
-    """per channel, of pixels in [0, 1]"""
-    tokenizer: Text | None = None
-    """folder or name of a Hugging Face tokenizer, for texts"""
-    length: Count = 128
-    """tokens of a text; longer texts are cut, shorter ones padded"""
-    kind: Text = "classification"
-    """classification or regression"""
-    classes: Annotated[Sequence[str] | None, InCode()] = None
-    """the classes in the order of the model's outputs"""
     data_folder: Annotated[Path | None, InCode()] = None
     """a site's folder (``partition=site``), in place of ``path``; the server has none and gets no
     example"""
 
-    def check_together(self) -> None:
-        """Require a mean and a deviation for each channel."""
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != self.channels:
-                raise ConfigError(
-                    f"{_KEY}.{name} has {len(values)} values, but {_KEY}.channels={self.channels}: "
-                    "give one value per channel"
-                )
+    @abstractmethod
+    def none(self) -> Any:
+        """Return no examples of the right shape."""
 
-    @cached_property
-    def labels(self) -> Mapping[str, int] | None:
-        """The label of each class."""
-        if self.classes is None:
-            return None
-        return {str(name): label for label, name in enumerate(self.classes)}
+    @abstractmethod
+    def examples(self, table: Any, place: str) -> Any:
+        """Return a split's examples, decoded; ``place`` is for errors."""
 
     def splits(self) -> tuple[Any, Any]:
         """Return training and test examples."""
@@ -103,6 +75,50 @@ class HuggingFace(Configured):
             for rows in random_split(len(train), self.test_fraction)
         )
         return kept, split_off
+
+
+class HuggingFace(Splits):
+    """A data set, and how its rows become examples."""
+
+    input_column: Text = "image"
+    """images, texts, or lists of numbers"""
+    target: Annotated[Text, Key("task.target")] = "label"
+    """column of the classes, or of a regression's targets. Texts, the names of a ``ClassLabel``,
+    and True and False are found in ``classes`` by name, and so are numbers if ``classes`` are
+    numbers. Otherwise numbers without names are places in ``classes``, from 0; so are all labels
+    if ``classes`` are 0, 1, ... or None"""
+    image_size: Count = 32
+    """width and height in pixels that images are scaled to"""
+    channels: Literal[1, 3] = 3
+    """3: colour, 1: grey"""
+    mean: Sequence[float] = (0.5, 0.5, 0.5)
+    """per channel, of pixels in [0, 1]"""
+    std: Sequence[Positive] = (0.5, 0.5, 0.5)
+    """per channel, of pixels in [0, 1]"""
+    tokenizer: Text | None = None
+    """folder or name of a Hugging Face tokenizer, for texts"""
+    length: Count = 128
+    """tokens of a text; longer texts are cut, shorter ones padded"""
+    kind: Text = "classification"
+    """classification or regression"""
+    classes: Annotated[Sequence[str] | None, InCode()] = None
+    """the classes in the order of the model's outputs"""
+
+    def check_together(self) -> None:
+        """Require a mean and a deviation for each channel."""
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != self.channels:
+                raise ConfigError(
+                    f"{_KEY}.{name} has {len(values)} values, but {_KEY}.channels={self.channels}: "
+                    "give one value per channel"
+                )
+
+    @cached_property
+    def labels(self) -> Mapping[str, int] | None:
+        """The label of each class."""
+        if self.classes is None:
+            return None
+        return {str(name): label for label, name in enumerate(self.classes)}
 
     def none(self) -> Arrays:
         """Return no examples of the right shape."""
@@ -263,8 +279,10 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         return (self._pixels[row] / 255 - self._mean) / self._std, self._targets[row]
 
 
-def load_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str, *, pads: bool = True) -> Any:
     """Return a Hugging Face tokenizer from a folder, or by its name on the hub.
+
+    ``pads``: it must have a token for padding.
 
     Raises:
         ConfigError: if the tokenizer or transformers is missing, or it has no token for padding.
@@ -281,7 +299,7 @@ def load_tokenizer(name: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(Path(where).expanduser()), **pinned)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{_KEY}.tokenizer={name} cannot be loaded: {error}") from None
-    if tokenizer.pad_token_id is None:
+    if pads and tokenizer.pad_token_id is None:
         raise ConfigError(f"{_KEY}.tokenizer={name} has no token for padding (pad_token)")
     return tokenizer
 
@@ -307,6 +325,8 @@ def _open(path: str, subset: str | None) -> Mapping[str, Any]:
             found = datasets.load_from_disk(str(folder))
         elif folder.is_dir():
             found = datasets.load_dataset(str(folder), subset)
+        elif folder.is_file() and (suffix := folder.suffix[1:].lower()) in _FILES:
+            found = datasets.load_dataset(_FILES[suffix], data_files=str(folder))
         else:
             name, _, revision = path.partition("@")
             pinned = {"revision": revision} if revision else {}

@@ -157,6 +157,8 @@ class MetricSet:
 
     def _by_classes(self, collection: Any) -> dict[str, float]:
         values = collection.compute()
+        if _COUNTS not in values:
+            return {name: float(values[name]) for name in self._names}
         tp, fp, _, fn, support = values[_COUNTS].double().unbind(-1)
         in_labels, occurs = support > 0, tp + fp + fn > 0
         found: dict[str, float] = {}
@@ -192,7 +194,8 @@ def _collection(names: Sequence[str], predictions: Predictions, device: torch.de
     builders = _regression_metrics if predictions.kind == "regression" else _class_metrics
     build = builders(predictions)
     needed = [_SOURCES.get(name, name) for name in names]
-    needed += [] if predictions.kind == "regression" else [_COUNTS]
+    without = {"perplexity"} if predictions.kind != "regression" else set(names)
+    needed += [_COUNTS] if set(names) - without else []  # C by C: large for tokens
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about memory
         chosen = {name: build[name]() for name in dict.fromkeys(needed)}
@@ -225,6 +228,7 @@ def _class_metrics(predictions: Predictions) -> Builders:
         "top5_accuracy": lambda: tm.MulticlassAccuracy(**size, average="micro", top_k=5),
         "cohen_kappa": lambda: tm.MulticlassCohenKappa(**size),
         "mcc": lambda: _with_result(tm.MulticlassConfusionMatrix, matthews)(**size),
+        "perplexity": lambda: _perplexity(predictions.ignore_index),
         "calibration_error": lambda: _of(probabilities, tm.MulticlassCalibrationError)(
             **size, n_bins=_BINS
         ),
@@ -286,6 +290,17 @@ def _of(scores: Callable[[Tensor], Tensor], metric: type) -> Any:
         metric.update(self, scores(logits), labels)  # type: ignore[attr-defined]
 
     return type(metric.__name__, (metric,), {"update": update})
+
+
+def _perplexity(ignore_index: int | None) -> Any:
+    """Return exp of the mean cross-entropy of logits (B, C, ...) and labels (B, ...)."""
+    from torchmetrics.text import Perplexity
+
+    class OfPlaces(Perplexity):
+        def update(self, logits: Tensor, labels: Tensor) -> None:
+            super().update(logits.flatten(2).transpose(1, 2), labels.flatten(1))
+
+    return OfPlaces(ignore_index=ignore_index)
 
 
 def _regression_metrics(predictions: Predictions) -> Builders:

@@ -539,7 +539,7 @@ class OwnTask(Measured, Partitioned):
             borders = np.quantile(targets, np.arange(1, _BINS) / _BINS)
             tenths = tuple(f"tenth {number + 1}" for number in range(_BINS))
             return np.searchsorted(borders, targets).astype(np.int64), tenths
-        if self.partition.name != "iid":
+        if self.partition.name not in ("iid", "natural"):
             shape = examples.targets().shape if kind == "classification" else ()
             several = f"labels of the shape {shape}" if shape else "several labels per example"
             cure = " give the shape (n,) (labels.argmax(1) of one-hot ones), or" if shape else ""

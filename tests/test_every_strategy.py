@@ -28,6 +28,7 @@ from fedhet.strategies.round.registration import CANNOT_TRAIN, FROZEN_MODEL, NAM
 from fedhet.strategies.wire.records import CLIENT, METRICS, UPDATE
 from fedhet.strategies.wire.tensor_files import below
 from fedhet.tasks.evaluation import evaluate_model
+from tests.adapted import LORA
 from tests.recipes import TINY, newest_checkpoint, run_recipe
 from tests.refused import refused
 from tests.test_what_leaves import MESSAGES, NUMBERS, PAYLOADS
@@ -115,6 +116,11 @@ RECIPES = [
     (["strategy=fedrep", "partition=iid"], 2.0),
     (["strategy=lg_fedavg", "partition=iid"], 2.0),
     (["strategy=fedbn", "task.model=bn_cnn", "partition=feature_shift"], None),
+    (["strategy=ffa_lora", *LORA], 2.0),
+    (["strategy=fedsa_lora", *LORA, "partition=iid"], 2.0),
+    (["strategy=flora", *LORA], None),
+    (["strategy=flora", *LORA, "strategy.flora.ranks=[4,2,1]"], None),
+    (["strategy=fedex_lora", *LORA], None),
     (["strategy=ditto", "partition=iid"], 2.0),
     (["strategy=apfl", "partition=iid"], 2.0),
     (["strategy=pfedme", "partition=iid"], 2.0),
@@ -182,7 +188,8 @@ REFUSED = {  # ... and what is refused, with what the error names
     "strategy=fedproto": "prototype_sums",
     "strategy=centralised": "clients=1",
 }
-OWN_NETWORK = ("pfnm", "fedma", "ensemble", "fedbabu")  # what they store is not the task's
+# what they store is not the task's
+OWN_NETWORK = ("pfnm", "fedma", "ensemble", "fedbabu", "ffa_lora")
 
 
 def name_of(words: list[str]) -> str:
@@ -311,7 +318,8 @@ def test_the_stored_model_is_the_evaluated_one(run):
     ):
         pytest.skip("no single model of the task's is evaluated")
     task = task_of(run.recipe)
-    model = task.build_model(5)
+    adapted = set(LORA) <= set(run.words)  # what LoRA leaves as it is comes from the run's seed
+    model = task.build_model(run.recipe.seed if adapted else 5)
     model.load_state_dict(load_file(run.folder / "model.safetensors"))
     loss, accuracy = evaluate_model(model, task.test_data(torch.device("cpu")), task.loss)
     assert loss == pytest.approx(run.summary["loss"], rel=1e-5)

@@ -27,6 +27,7 @@ from fedhet.server_app import app as server
 from fedhet.server_app.checkpoint import checkpoints
 from fedhet.strategies.wire.records import to_tensors
 from fedhet.tasks import build_task
+from tests.adapted import LORA
 from tests.recipes import grid_of, overrides
 
 TASK = "`digits` with its default model"
@@ -52,7 +53,12 @@ _AT_SERVER = {
     "strategy.dense.epochs": 1,  # not counted, and minutes long
     "strategy.dense.steps": 1,
 }
-_MODELS = {"fedbn": ["task.model=bn_cnn"]}  # the default model has no normalisation layers
+_SHARED = [*LORA, "strategy.phases=[{layers:'not:*.base_layer.weight',epochs:null}]"]
+_MODELS = {
+    "fedbn": ["task.model=bn_cnn"],  # the default model has no normalisation layers
+    **dict.fromkeys(("ffa_lora", "fedsa_lora"), LORA),
+    **dict.fromkeys(("flora", "fedex_lora"), _SHARED),
+}
 FILE = Path(__file__).with_name("costs.json")
 Sizes = Mapping[str, float]  # by name, as a share of the model
 

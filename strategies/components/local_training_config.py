@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -62,6 +62,12 @@ class LocalTrainingConfig:
             return list(self.phases)
         rest = self.epochs - sum(phase.epochs or 0 for phase in self.phases)
         return [Phase(p.layers, rest if p.epochs is None else p.epochs) for p in self.phases]
+
+    def untrained(self, names: Iterable[str]) -> set[str]:
+        """Return which of the model's parameters no phase trains; clients do not send them."""
+        names = list(names)
+        trained = {name for phase in self.phases for name in phase.layers.select(names)}
+        return set(names) - trained if self.phases else set()
 
     def max_steps(self, num_examples: int) -> int:
         """Return the most optimizer steps that a client of so many examples can take."""

@@ -1,4 +1,5 @@
-"""Tensor selection by name: `all`, `last:2`, `head.*`; for partial methods and personal parts.
+"""Tensor selection by name: `all`, `last:2`, `head.*`, `not:head.*`; for partial methods and
+personal parts.
 
 `norm` stands for the normalisation layers, which are found by the types of the model's modules:
 BatchNorm, InstanceNorm, GroupNorm, LayerNorm and others whose class is named so.
@@ -17,8 +18,12 @@ from torch import Tensor, nn
 from fedhet.common.errors import ConfigError
 
 _TRAVELLING = (torch.float16, torch.float32, torch.float64)
-_SYNTAX = "'all', 'none', 'last:N', 'first:N', 'norm', or name patterns such as 'head.*,body.fc*'"
+_SYNTAX = (
+    "'all', 'none', 'last:N', 'first:N', 'norm', name patterns such as 'head.*,body.fc*', or all "
+    "but those, 'not:head.*'"
+)
 NORM = "norm"
+_NOT = "not:"
 _NORMALISES = re.compile(r"Norm(?:[123]d)?$")  # ends of the names of classes
 
 
@@ -41,7 +46,8 @@ class TensorSelector:
     """Selects tensors out of the model's ``named_parameters()`` order."""
 
     # ``all``; ``none``; ``last:N`` or ``first:N`` tensors (weights and biases counted separately);
-    # or comma-separated shell patterns of names. ``norm`` is for :meth:`on`
+    # comma-separated shell patterns of names; or ``not:`` and patterns of those to leave out.
+    # ``norm`` is for :meth:`on`
     spec: str
     key: str = field(default="strategy.personal", compare=False)  # of the recipe, for the errors
 
@@ -77,8 +83,9 @@ class TensorSelector:
 
     def select_buffers(self, names: Iterable[str]) -> list[str]:
         """Return those of the buffers' names that ``all`` or a pattern selects."""
-        patterns = ["*"] if self.spec == "all" else [part.strip() for part in self.spec.split(",")]
-        return [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
+        spec, wanted = self.spec.removeprefix(_NOT), not self.spec.startswith(_NOT)
+        patterns = ["*"] if spec == "all" else [part.strip() for part in spec.split(",")]
+        return [n for n in names if any(fnmatchcase(n, p) for p in patterns) == wanted]
 
     def _by_count(self, ordered: list[str], kind: str, count: int) -> list[str]:
         if count > len(ordered):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -41,6 +41,7 @@ class Expectations:
     # names of the numbers that clients may send besides those of their sides
     measures: Collection[str]
     compression: Compression  # of what the clients send
+    untrained: Collection[str] = ()  # names of the tensors that they do not send
 
     def of_round(
         self,
@@ -69,6 +70,7 @@ class Expectations:
         expected = self._expected(
             params, senders, bounds, {*measured, *self.measures}, self.compression
         )
+        expected = replace(expected, untrained=self.untrained)
         return self._settings(expected, selection.discounts)
 
     def of_secure_round(

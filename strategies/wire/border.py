@@ -104,11 +104,17 @@ class Expected:
     measures: Collection[str] | None = ()
     bounds: Bounds = Bounds()  # of the numbers
     compression: Compression = field(default_factory=Compression)  # of what the clients send
+    untrained: Collection[str] = ()  # shared tensors that clients do not send: their update is 0
+
+    @cached_property
+    def sent(self) -> dict[str, Tensor]:
+        """The shared tensors that a client sends."""
+        return {name: value for name, value in self.shared.items() if name not in self.untrained}
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int | None, ...]]:
-        """The shapes of the shared tensors."""
-        return {name: tuple(value.shape) for name, value in self.shared.items()}
+        """The shapes of the tensors that a client sends."""
+        return {name: tuple(value.shape) for name, value in self.sent.items()}
 
     @cached_property
     def dtypes(self) -> set[torch.dtype]:
@@ -153,6 +159,11 @@ def decode(message: Message, client_id: int, expected: Expected) -> Reply:
     bounds, buffers = expected.bounds, frozenset(expected.buffers)
     largest = min(bounds.largest, bounds.summand / metrics["num-examples"])
     update = _decode_update(content, client_id, expected, largest)
+    if expected.untrained:
+        update = {
+            name: update[name] if name in update else torch.zeros_like(value, device="cpu")
+            for name, value in expected.shared.items()
+        }
     payloads = {
         name: _decode_payload(content, client_id, name, expected)
         for name in sorted(expected.payloads)
@@ -223,8 +234,8 @@ def _decode_update(
     record = record_in(content, UPDATE, ArrayRecord)
     if expected.compression.up is None:
         return decode_tensors(UPDATE, record, expected.shapes, expected.dtypes, largest=largest)
-    full = {name: value for name, value in expected.shared.items() if name in expected.buffers}
-    trained = {name: value for name, value in expected.shared.items() if name not in full}
+    full = {name: value for name, value in expected.sent.items() if name in expected.buffers}
+    trained = {name: value for name, value in expected.sent.items() if name not in full}
     return _decompressed(content, UPDATE, client_id, expected, trained, full, largest)
 
 

@@ -215,6 +215,7 @@ class Downlink:
     compression: Compression  # of the run
     payloads: Collection[str] = ()  # names of those that it compresses
     buffers: Collection[str] = ()  # names of the tensors of x that travel in full
+    untrained: Collection[str] = ()  # names of those that clients do not send back
 
     def params(self, arrays: ArrayRecord, round: int) -> ArrayRecord:
         """Return the record of x and its buffers."""

@@ -172,12 +172,11 @@ def bytes_moved(
     """
     compression, compressed = downlink.compression, downlink.payloads
     trained = [name for name in arrays if name not in downlink.buffers]
-    length = sum(math.prod(arrays[name].shape) for name in trained)
-    in_full = sum(bytes_of(arrays[name]) for name in trained)
-    buffers = sum(bytes_of(arrays[name]) for name in arrays) - in_full
-    total = 2 * buffers
-    for codec in (compression.codec_down, compression.up):
-        total += in_full if codec is None else _coded(codec, length)
+    moved = [name for name in trained if name not in downlink.untrained]
+    total = 2 * sum(bytes_of(arrays[name]) for name in arrays if name in downlink.buffers)
+    for codec, names in ((compression.codec_down, trained), (compression.up, moved)):
+        sizes = [(tuple(arrays[n].shape), getattr(torch, arrays[n].dtype)) for n in names]
+        total += _record(sizes, codec)
     for name, tensors in payloads.items():
         sizes = [(tuple(value.shape), value.dtype) for value in tensors.values()]
         total += _record(sizes, compression.codec_down if name in compressed else None)

@@ -8,7 +8,7 @@ https://arxiv.org/abs/2106.09685. A layer W x becomes
 
 The layers are peft's. Only adapters and the classifier are trained, sent and stored, so every
 method works on them as on any other tensors. The clients' A and B are averaged separately, as in
-FedIT.
+FedIT; strategies/flora.py and fedex_lora.py have the mean of the products B A.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def add_adapters(network: nn.Module, lora: Lora, classifier: str) -> None:
         network: changed in place.
         lora: the recipe's ``task.lora``; its targets may be linear layers, embeddings and
             convolutions.
-        classifier: path of the module that makes the outputs, which is trained in full.
+        classifier: path of the module that makes the outputs, which is trained in full, unless the
+            network says that it is pretrained, too (``adapts_classifier``).
 
     Raises:
         ConfigError: if no module has such a name or kind, or peft is missing.
@@ -35,7 +36,8 @@ def add_adapters(network: nn.Module, lora: Lora, classifier: str) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
         raise SetupError('task.lora needs peft: pip install -e ".[lora]"') from None
-    whole = [classifier, *lora.modules_to_save]
+    output = [] if getattr(network, "adapts_classifier", False) else [classifier]
+    whole = [*output, *lora.modules_to_save]
     modules = dict(network.named_modules())
     for path in whole:
         if path not in modules:
@@ -57,7 +59,8 @@ def add_adapters(network: nn.Module, lora: Lora, classifier: str) -> None:
         raise ConfigError(f"task.lora.target_modules={lora.target_modules}: {reason}") from None
     for name, parameter in network.named_parameters():
         in_full = any(f"{name}.".startswith(f"{path}.") for path in whole)
-        parameter.requires_grad_(in_full or "lora_" in name)
+        shared = lora.share_base and name.endswith(".base_layer.weight")
+        parameter.requires_grad_(in_full or "lora_" in name or shared)
 
 
 def merge_adapters(network: nn.Module) -> None:

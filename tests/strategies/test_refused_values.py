@@ -41,6 +41,7 @@ WRONG = {
     "a number in [1e-10, 0.1]": [0.0, 0.5],
     "a whole number of at least 0": [-1, 1.5, True],
     "a whole number of at least 1": [0, 1.5, "abc"],
+    "a list, each of it a whole number of at least 1": [4, "abc", [2, 0]],
     "a whole number of at least 1 or a list, each of it a whole number of at least 1 or null": [
         *(0, "abc", [2, 0])
     ],

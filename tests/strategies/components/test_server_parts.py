@@ -134,8 +134,9 @@ NAMES = ["body.0.weight", "body.0.bias", "head.weight", "head.bias"]
 
 def test_layer_selectors():
     selected = {"last:2": NAMES[2:], "first:1": NAMES[:1], "head.*,*.0.bias": NAMES[1:]}
+    selected["not:*.bias"] = NAMES[::2]
     for spec, names in {**selected, "all": NAMES, "none": []}.items():
         assert TensorSelector(spec).select(NAMES) == names
-    for spec in ("classifier", "fc*", "last:5"):
+    for spec in ("classifier", "fc*", "last:5", "not:*"):
         with pytest.raises(ConfigError, match=r"head\.weight"):  # lists the tensors
             TensorSelector(spec).select(NAMES)

@@ -1,0 +1,98 @@
+"""Texts for a causal language model: a prompt, and a response to learn, as tokens and next tokens.
+
+The form is FlowerTune's: rows with an instruction and a response. The label of a token is the next
+one; those of the prompt and of padding do not count, so the loss is the mean over the response's
+tokens (and the one that ends it), and ``perplexity`` is its exponential.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhet.common.configured import Key, signature_of
+from fedhet.common.errors import ConfigError
+from fedhet.common.kinds import Count, Text
+from fedhet.tasks.examples import IGNORED
+from fedhet.tasks.hugging_face import Splits, load_tokenizer
+
+_KEY = "task.data_options"
+Rows = tuple[NDArray[Any], ...]
+
+
+class Instructions(Splits):
+    """A data set of texts, and how its rows become tokens."""
+
+    target: Annotated[Text, Key("task.target")] = "response"
+    """column of the responses"""
+    client_column: Annotated[Text | None, Key("task.client_column")] = None
+    """column that says whose a row is"""
+    test_split: Text | None = None
+    """name of the test split; None: ``test_fraction`` of the training split"""
+    prompt: str = "### Instruction:\n{instruction}\n### Response: "
+    """what comes before the response, with columns in braces; empty for plain texts"""
+    tokenizer: Text | None = None
+    """folder or name of a Hugging Face tokenizer"""
+    length: Count = 128
+    """T; longer texts are cut, shorter ones padded, both at the end"""
+
+    def check_together(self) -> None:
+        """Require a tokenizer."""
+        if self.tokenizer is None:
+            raise ConfigError(f"{_KEY}.tokenizer=null: name the model's tokenizer, or its folder")
+
+    def none(self) -> Rows:
+        """Return no examples."""
+        return np.zeros((0, self.length), np.int32), np.zeros((0, self.length), np.int64)
+
+    def examples(self, table: Any, place: str) -> Rows:
+        """Return tokens, next tokens, and clients if a column says whose the rows are."""
+        tokenizer, rows = load_tokenizer(str(self.tokenizer), pads=False), list(table)
+        tokens, labels = self.none()
+        tokens = np.full((len(rows), self.length), tokenizer.pad_token_id or 0, np.int32)
+        labels = np.full((len(rows), self.length), IGNORED, np.int64)
+        for number, row in enumerate(rows):
+            before = self._prompt(row, place)
+            response = self._column(row, self.target, place)
+            asked = list(tokenizer(before)["input_ids"])
+            answered = list(tokenizer(str(response), add_special_tokens=False)["input_ids"])
+            end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+            text = [*asked, *answered, *end][: self.length + 1]
+            learnt = slice(max(len(asked) - 1, 0), max(len(text) - 1, 0))
+            tokens[number, : learnt.stop] = text[:-1]
+            labels[number, learnt] = text[learnt.start + 1 :]
+        if self.client_column is None:
+            return tokens, labels
+        clients = [str(self._column(row, self.client_column, place)) for row in rows]
+        return tokens, labels, np.asarray(clients)
+
+    def _prompt(self, row: Mapping[str, Any], place: str) -> str:
+        try:
+            return self.prompt.format_map(row)
+        except (KeyError, IndexError, ValueError) as error:
+            raise ConfigError(
+                f"{_KEY}.prompt={self.prompt!r} names {error}: its braces must have columns of "
+                f"{place}, which are {', '.join(row)}"
+            ) from None
+
+    def _column(self, row: Mapping[str, Any], name: str, place: str) -> Any:
+        if row.get(name) is None:
+            raise ConfigError(f"{place} has a row without {name}; its columns: {', '.join(row)}")
+        return row[name]
+
+
+def load(**given: Any) -> tuple[Any, Any]:
+    """Return training and test examples: tokens (n, T), next tokens (n, T), and clients if known.
+
+    The arguments are those of :class:`Instructions`.
+
+    Raises:
+        ConfigError: for a missing data set, split, column or tokenizer.
+    """
+    return Instructions(**given).splits()
+
+
+load.__signature__ = signature_of(Instructions)  # type: ignore[attr-defined]
