@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 from torch import nn
 
@@ -83,6 +83,8 @@ def without(*clients: int):
 
 TAMPERED = [  # test_border.py has all that is wrong with a reply
     (partial(edit, "update", with_value(math.nan)), "'head.weight' holds NaN or Inf"),
+    (partial(edit, "update", with_value(math.inf)), "'head.weight' holds NaN or Inf"),
+    (partial(edit, "metrics", lambda r: MetricRecord({**r, "num-steps": 0})), "no step"),
     (partial(edit, "control_variate_delta", lambda r: None), "lacks the payload"),
     (without(1), "no reply within 3600 s (runtime.round_timeout_seconds)"),
     (lambda r: lost(r) if from_client(r, 1) else r, "error 5: Node Unavailable"),
