@@ -64,12 +64,12 @@ class Client:
         for side in self.sides:
             side.check(self.model, self.optimizer, [n for n, _ in self.model.named_parameters()])
         self.initial = {n: value.clone() for n, value in self.model.state_dict().items()}
-        shared = shared_names(self.model, TensorSelector(recipe.strategy.personal))
+        self.shared = shared_names(self.model, TensorSelector(recipe.strategy.personal))
         names = {name for name, _ in self.model.named_parameters()}
-        self.anchor = {name: self.initial[name] for name in shared if name in names}
+        anchor = {name: self.initial[name] for name in self.shared if name in names}
         self.received = {}
         for half in method.server_sides.values():
-            half.init(dict(self.anchor))
+            half.init(anchor)
             self.received |= half.broadcast(0)
 
     def epoch(self) -> float:
@@ -78,8 +78,8 @@ class Client:
         config = local_training_config(self.recipe.local, self.recipe.strategy.phases)
         context = LocalContext(
             model=self.model,
-            received_state=self.initial,
-            anchor=self.anchor,
+            loaded=self.initial,
+            shared=self.shared,
             received=self.received,
             state=self.state,
             data=self.data,

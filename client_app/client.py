@@ -154,7 +154,8 @@ class FederatedClient(NumPyClient):
             log(WARNING, "client %s lost its state of round %s", self.client_id, version)
             metrics[STATE_LOST] = 1.0
         # of the shared tensors, unless only personal ones are trained
-        lr_sum = max(map(summary.lr_sum_of, context.anchor), default=0.0) or summary.lr_sum
+        trained = (name for name in context.shared if name in context.params)
+        lr_sum = max(map(summary.lr_sum_of, trained), default=0.0) or summary.lr_sum
         metrics |= {"num-steps": summary.num_steps, "lr-sum": lr_sum, "train-loss": train_loss}
         metrics |= _penalty_share(context.measurements())
         if config.get("evaluate-trained", False):
@@ -239,7 +240,6 @@ class FederatedClient(NumPyClient):
         self, state: ClientState, round: int, lr: float, generator: torch.Generator
     ) -> LocalContext:
         shared = self.shared
-        received_state = shared.copies(shared.tensors)
 
         def on_device(payloads: Payloads) -> dict[str, Tensors]:
             return {
@@ -249,8 +249,8 @@ class FederatedClient(NumPyClient):
 
         context = LocalContext(
             model=shared.model,
-            received_state=received_state,
-            anchor={n: received_state[n] for n in shared.shared_names if n in shared.params},
+            loaded=shared.loaded,
+            shared=shared.shared_names,
             received=on_device(self.received),
             state=on_device(state),
             data=self.data,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -42,6 +42,7 @@ class SharedModel:
     metrics: MetricSet | None = None  # what evaluations measure beside loss and accuracy
     compression: Compression = field(default_factory=Compression)  # of train messages
     decoded: Received | None = None  # x, as the last message to a client of this model had it
+    loaded: Tensors = field(default_factory=dict, init=False)  # what :meth:`load` has put in last
 
     def __post_init__(self) -> None:
         """Find the tensors that travel, those that stay, and what the model holds beside them."""
@@ -92,8 +93,9 @@ class SharedModel:
 
     def load(self, shared: Tensors, own: Tensors) -> None:
         """Load the tensors that travel and those that stay; all else is as it was at first."""
-        self.put(shared)
-        self.put({**self.initial, **own})
+        values = {**shared, **self.initial, **own}
+        self.put(values)
+        self.loaded = values if self.device.type == "cpu" else self.copies(values)
         for name, value in self._passing.items():
             owner, _, leaf = name.rpartition(".")
             setattr(self.model.get_submodule(owner), leaf, value.clone())
@@ -105,7 +107,7 @@ class SharedModel:
         for name, value in values.items():
             self.tensors[name].copy_(value)
 
-    def copies(self, names: Tensors | set[str]) -> dict[str, Tensor]:
+    def copies(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return copies of some of the tensors."""
         return {name: self.tensors[name].clone() for name in names}
 

@@ -227,12 +227,12 @@ def _require_own_model(
 @torch.no_grad()
 def _put_own_model(model: nn.Module, side: ClientSide, kept: ClientState) -> None:
     """Put the tensors of a client's own model, which a side makes, into the shared one."""
-    params, tensors = dict(model.named_parameters()), tensors_of(model)
+    tensors = tensors_of(model)
     unread: Any = None  # own_state: it reads the state and the model alone
     context = LocalContext(
         model=model,
-        received_state=tensors,
-        anchor={name: value for name, value in tensors.items() if name in params},
+        loaded=tensors,
+        shared=tensors,
         received={},
         state=kept,
         data=unread,

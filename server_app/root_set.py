@@ -63,13 +63,11 @@ class RootSet:
         """Return y_0 - x of one round's training from ``model``, which stays as it is."""
         local = copy.deepcopy(model).requires_grad_(True)
         device = next(local.parameters()).device
-        received = {name: value.clone() for name, value in local.state_dict().items()}
-        anchor = {name: received[name] for name in self.shared}
         with torch.enable_grad(), seeded(self.seed, round, self.number, device) as (draw, sides):
             context = LocalContext(
                 model=local,
-                received_state=received,
-                anchor=anchor,
+                loaded=model.state_dict(),
+                shared=self.shared,
                 received={},
                 state={},
                 data=self.examples,
@@ -82,7 +80,7 @@ class RootSet:
             optimizer = copy.deepcopy(self.optimizer)
             train_locally(context, [], optimizer, self.options, draw)
         trained = {name: context.params[name].detach() for name in self.shared}
-        return {name: value.cpu() for name, value in subtract(trained, anchor).items()}
+        return {name: value.cpu() for name, value in subtract(trained, context.anchor).items()}
 
 
 def root_set_of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from functools import cached_property
@@ -159,8 +159,8 @@ class LocalContext:
     """What a client side sees during one round of local training."""
 
     model: nn.Module  # y_i, in training; ``forward`` returns (features, logits)
-    received_state: Tensors  # the whole state as received, never written
-    anchor: Tensors  # x: the trainable shared tensors of ``received_state``
+    loaded: Tensors  # the whole state as it was put into the model; nobody writes to it
+    shared: Collection[str]  # names of the tensors that travel
     received: Payloads  # of the server sides
     state: MutableMapping[str, Tensors]  # the client state; it survives rounds and is never sent
     data: ClientData  # the client's training examples
@@ -175,14 +175,28 @@ class LocalContext:
     params: Tensors = field(init=False)  # the model's trainable tensors by name, live
     num_steps: int = field(default=0, init=False)  # k, the steps taken
     first_pass: bool = field(default=True, init=False)  # at y_k, the first gradient of the step
-    start: Tensors = field(init=False)  # y_0: x, unless the client or a ``begin`` moved the model
     _measured: dict[str, tuple[Tensor, int]] = field(default_factory=dict, init=False)
     _received: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Start at x."""
+        """Find the trained tensors."""
         self.params = dict(self.model.named_parameters())
-        self.start = self.anchor
+
+    @cached_property
+    def received_state(self) -> Tensors:
+        """The whole state as received, laid out as the model is; copied when first read."""
+        live = self.model.state_dict()
+        return {n: torch.empty_like(live[n]).copy_(value) for n, value in self.loaded.items()}
+
+    @cached_property
+    def anchor(self) -> Tensors:
+        """x: the trainable shared tensors of ``received_state``."""
+        return {name: self.received_state[name] for name in self.shared if name in self.params}
+
+    @cached_property
+    def start(self) -> Tensors:
+        """y_0: x, unless the client or a ``begin`` moved the model."""
+        return self.anchor
 
     def start_here(self) -> None:
         """Take the current model as y_0."""

@@ -70,8 +70,8 @@ def context_of(
     received = {name: value.clone() for name, value in model.state_dict().items()}
     context = LocalContext(
         model=model,
-        received_state=received,
-        anchor=received,
+        loaded=received,
+        shared=received,
         received={},
         data=data,
         round=1,

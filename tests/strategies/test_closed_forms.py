@@ -265,6 +265,7 @@ def test_fednova_counts_each_tensors_own_steps_and_leaves_untrained_ones():
     assert delta["a"].item() == pytest.approx(2.0 * (0.5 * 4 / 1 + 0.5 * 6 / 3))
     assert delta["b"].item() == pytest.approx(1.0 * 0.5 * 8 / 2)
     summary = LocalSummary(1, 3, 0.3, reaches={"a": 0.7})
-    context = LocalContext(nn.Module(), {}, dict.fromkeys("ba"), {}, {}, None, None, 1, 1, 0.1)
+    context = LocalContext(nn.Module(), {}, (), {}, {}, None, None, 1, 1, 0.1)
+    context.anchor = dict.fromkeys("ba")
     sent = FedNovaClient().end(context, summary)[REACH]["reach"]
     assert sent.tolist() == pytest.approx([0.7, 0.3])

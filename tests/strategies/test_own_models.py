@@ -14,8 +14,10 @@ from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.state import ContextStateStore
 from fedhet.strategies.apfl import ALPHA, APFL
 from fedhet.strategies.apfl import OWN as APFL_OWN
+from fedhet.strategies.base import LocalContext
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.tensor_selection import tensors_of
 from fedhet.strategies.ditto import OWN, Ditto
 from fedhet.strategies.fedprox import FedProx
 from fedhet.strategies.fedrod import HEAD, FedRoD, FedRoDClient
@@ -24,7 +26,7 @@ from fedhet.tasks.evaluation import evaluate_model
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.federation import client_of as federation_client
 from tests.refused import refused
-from tests.strategies.labelled import Classifier, blobs, train
+from tests.strategies.labelled import Classifier, assert_same, blobs, train
 from tests.strategies.sides import built, client_side
 from tests.strategies.test_closed_forms import stores
 from tests.strategies.test_personal import WHOLE, exact, exact_blobs
@@ -286,3 +288,19 @@ def test_the_own_model_is_scored_and_the_trained_one_sent(side, own):
     trained = personal.shared.model.state_dict()
     moved = personal.state[own]["body.3.running_mean"] - trained["body.3.running_mean"]
     assert moved.abs().max() > 1e-6
+
+
+def test_x_is_x_for_a_side_that_first_reads_it_after_training():
+    """And it is a copy, laid out as the model is: nobody writes to what was received."""
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    loaded = {name: value.contiguous().clone() for name, value in tensors_of(model).items()}
+    loaded["weight"] = loaded["weight"].clone(memory_format=torch.contiguous_format)
+    before = {name: value.clone() for name, value in loaded.items()}
+    unread = None
+    context = LocalContext(model, loaded, ["weight"], {}, {}, unread, unread, 1, 1, 0.1)
+    with torch.no_grad():
+        model.weight += 1.0
+    assert_same(dict(context.received_state), before)
+    assert context.anchor["weight"].stride() == model.weight.stride()
+    context.start["weight"].zero_()
+    assert_same(loaded, before)
