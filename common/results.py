@@ -316,6 +316,22 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
+def read_counts(folder: Path) -> dict[str, Any]:
+    """Return class names, counts and the number of clients, or the error that prevents them."""
+    try:
+        content = json.loads((folder / CLASS_COUNTS).read_text(encoding="utf-8"))
+        names = [str(name) for name in content["class_names"]]
+        counts = [[int(number) for number in row] for row in content["counts"]]
+        if not counts or any(len(row) != len(names) for row in counts):
+            raise ValueError(f"not {len(names)} counts in every row")
+        return {"class_names": names, "counts": counts, "clients": int(content["clients"])}
+    except FileNotFoundError:
+        reason = "its nodes have their own data (fedhet-partition draws a recipe's partition)"
+        return {"error": f"its run has no {CLASS_COUNTS}: {reason}"}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {"error": f"its {CLASS_COUNTS} cannot be read: {error}"}
+
+
 def is_completed(folder: Path) -> bool:
     """Return whether a results directory holds the summary of a completed run."""
     try:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+from fedhet.common.imports import quick_imports
 from fedhet.runtimes.local.early_server import early_server
 
 
@@ -16,7 +17,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     early = early_server(sys.argv[1:])
     try:
-        from fedhet.launch import main as launch
+        with quick_imports():
+            from fedhet.launch import main as launch
 
         launch(early)
     finally:

@@ -284,7 +284,8 @@ def check_run(
     if early is not None:
         early.begin_check(recipe)
         fingerprint(compose_overrides(tuple(words)))  # computed while the server imports
-        warm_up()
+        with quick_imports():
+            warm_up()
         if early.end_check():
             return early
     if with_code or any(word.lstrip("+~").startswith(_OF_CODE) for word in words):

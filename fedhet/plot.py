@@ -6,11 +6,12 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.common.metrics import measured_where, shown_metrics
-from fedhet.common.results import BY_CLIENT, COMPLETED, DIVERGED, Row, read_summary
+from fedhet.common.results import BY_CLIENT, COMPLETED, DIVERGED, Row, read_counts, read_summary
 from fedhet.report.names import method_title, plain
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
+@cache  # a sweep's later jobs find it warm
 def warm_up() -> None:
     """Import Matplotlib and load its fonts, which takes half a second, before a plot is needed."""
     if not can_plot():
@@ -53,8 +55,6 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     # Matplotlib is an extra and slow to import; its object interface leaves pyplot alone.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-
-    from fedhet.report.class_counts import read_counts
 
     counted, summary = read_counts(path.parent), _summary(path.parent)
     title = _title(summary) or title

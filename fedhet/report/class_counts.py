@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from fedhet.common.results import CLASS_COUNTS
+from fedhet.common.results import read_counts
 from fedhet.conf import FOLDER_KEYS
 from fedhet.report.data_file import Partition
 from fedhet.report.partition_chart import chosen_values, partition_title
@@ -49,22 +48,6 @@ def partition_of(run: Run, partitions: Sequence[Partition]) -> Partition | None:
     wanted = _without(_settings(run), *FOLDER_KEYS)
     found = (p for p in partitions if _without(p.settings, *FOLDER_KEYS) == wanted)
     return next(found, None) if wanted else None
-
-
-def read_counts(folder: Path) -> dict[str, Any]:
-    """Return class names, counts and the number of clients, or the error that prevents them."""
-    try:
-        content = json.loads((folder / CLASS_COUNTS).read_text(encoding="utf-8"))
-        names = [str(name) for name in content["class_names"]]
-        counts = [[int(number) for number in row] for row in content["counts"]]
-        if not counts or any(len(row) != len(names) for row in counts):
-            raise ValueError(f"not {len(names)} counts in every row")
-        return {"class_names": names, "counts": counts, "clients": int(content["clients"])}
-    except FileNotFoundError:
-        reason = "its nodes have their own data (fedhet-partition draws a recipe's partition)"
-        return {"error": f"its run has no {CLASS_COUNTS}: {reason}"}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return {"error": f"its {CLASS_COUNTS} cannot be read: {error}"}
 
 
 def _counted(partition: Partition, run: Run) -> Partition:
