@@ -20,8 +20,8 @@ agree weigh .1 each; PFLlib has 1 for both, and for lambda.
 The recipe keeps all tensors at the clients (strategy.personal=all); u_i and w_i travel as payloads,
 without buffers. The server computes N distances for every client in a round.
 
-PFLlib's code weighs only the clients of the last round, compares with what the client has, and
-penalises ||w - u_i|| without the square.
+PFLlib's code weighs only the clients of the last round and adds ||w - u_i|| without the square,
+from detached tensors: that term has no gradient, so its clients train alone.
 """
 
 from __future__ import annotations
