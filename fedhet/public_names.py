@@ -12,10 +12,12 @@ from fedhet.strategies.afl import AFL as AFL
 from fedhet.strategies.apfl import APFL as APFL
 from fedhet.strategies.average import Average as Average
 from fedhet.strategies.ccvr import CCVR as CCVR
+from fedhet.strategies.dbe import DBE as DBE
 from fedhet.strategies.dense import DENSE as DENSE
 from fedhet.strategies.ditto import Ditto as Ditto
 from fedhet.strategies.ensemble import Ensemble as Ensemble
 from fedhet.strategies.fedala import FedALA as FedALA
+from fedhet.strategies.fedamp import FedAMP as FedAMP
 from fedhet.strategies.fedavg import Centralised as Centralised
 from fedhet.strategies.fedavg import FedAdagrad as FedAdagrad
 from fedhet.strategies.fedavg import FedAdam as FedAdam

@@ -128,6 +128,8 @@ RECIPES = [
     (["strategy=fedala"], 2.0),
     (["strategy=fedala", "strategy.fedala.until_std=0.1"], 2.0),
     (["strategy=fedproto", "partition=iid"], None),
+    (["strategy=fedamp", "partition=iid"], None),
+    (["strategy=dbe", "partition=iid"], None),
     (["strategy=per_fedavg"], 2.0),
     (["strategy=per_fedavg", "strategy.per_fedavg.order=hessian_free", "local.epochs=3"], 2.0),
     (["strategy=per_fedavg", "strategy.per_fedavg.same_batch=true"], 2.0),
@@ -187,6 +189,7 @@ REFUSED = {  # ... and what is refused, with what the error names
     "strategy=ensemble": "AllClients",
     "strategy=fedproto": "prototype_sums",
     "strategy=centralised": "clients=1",
+    "strategy=fedamp": "own_model",
 }
 # what they store is not the task's
 OWN_NETWORK = ("pfnm", "fedma", "ensemble", "fedbabu", "ffa_lora")

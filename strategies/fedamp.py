@@ -1,0 +1,144 @@
+"""FedAMP: personalized cross-silo federated learning on non-IID data, by attentive messages.
+
+Huang, Chu, Zhou, Wang, Liu, Pei, Zhang. AAAI 2021. https://arxiv.org/abs/2007.03797
+
+There is no global model. The server keeps every client's last model w_i and sends client i its own
+cloud model u_i, in which models close to w_i weigh more (Algorithm 1):
+
+    u_i = (1 - sum_j a_ij) w_i + sum_j a_ij w_j
+    a_ij = alpha exp(-||w_i - w_j||^2 / sigma) / sigma
+    w_i <- argmin L_i(w) + lambda / (2 alpha) ||w - u_i||^2
+
+with j over the other clients. The client takes its local steps on that objective from its last
+w_i, as in PFLlib's code. In round 1 all w_i are equal, so u_i is w_i; a client that the server
+does not know yet is pulled to its start, too. lambda = 0 is local training.
+
+alpha / sigma is the weight of a client with the same model: with N clients it must be at most
+1 / (N - 1), for u_i to be a mean. With the recipe's alpha = .1 and sigma = 1, ten clients that
+agree weigh .1 each; PFLlib has 1 for both, and for lambda.
+
+The recipe keeps all tensors at the clients (strategy.personal=all); u_i and w_i travel as payloads,
+without buffers. The server computes N distances for every client in a round.
+
+PFLlib's code weighs only the clients of the last round and adds ||w - u_i|| without the square,
+from detached tensors: that term has no gradient, so its clients train alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from fedhet.common.kinds import NotNegative, Positive
+from fedhet.strategies.base import (
+    ClientSide,
+    LocalContext,
+    LocalSummary,
+    Payloads,
+    Reply,
+    ServerSide,
+    Step,
+    Tensors,
+)
+from fedhet.strategies.method import Method
+from fedhet.strategies.parts import Parts
+
+CLOUD = "cloud_model"  # u_i
+OWN = "own_model"  # w_i
+
+
+class FedAMPClient(ClientSide):
+    """Trains near u_i and sends w_i; ``coefficient`` is lambda / alpha."""
+
+    needs, sends = frozenset({CLOUD}), frozenset({OWN})
+
+    def __init__(self, coefficient: float) -> None:
+        self.coefficient = coefficient
+
+    def begin(self, context: LocalContext) -> None:
+        """Take u_i; where there is none, the start of training."""
+        self.cloud = context.received[CLOUD] or _model(context)
+
+    def penalty(self, step: Step) -> Tensor | None:
+        """Return lambda / (2 alpha) ||w - u_i||^2, a scalar."""
+        if self.coefficient == 0.0:
+            return None
+        squares = [(step.params[n] - u).square().sum() for n, u in self.cloud.items()]
+        return self.coefficient / 2 * torch.stack(squares).sum()
+
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Send w_i."""
+        return {OWN: _model(context)}
+
+
+def _model(context: LocalContext) -> dict[str, Tensor]:
+    return {n: p.detach().clone() for n, p in context.params.items() if p.requires_grad}
+
+
+class FedAMPServer(ServerSide):
+    """Keeps the clients' models and mixes one for each client."""
+
+    needs, sends = frozenset({OWN}), frozenset({CLOUD})
+    kept = ("models",)
+
+    def __init__(self, alpha: float, sigma: float) -> None:
+        self.alpha, self.sigma = alpha, sigma
+
+    def init(self, params: Tensors) -> None:
+        """Start without models; a model's tensors have the names CLIENT:TENSOR."""
+        self.models: dict[str, Tensor] = {}
+
+    def receive(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
+        """Keep the round's models."""
+        for reply in replies:
+            self.models |= {f"{reply.client_id}:{n}": v for n, v in reply.payloads[OWN].items()}
+        return replies
+
+    def broadcast(self, client_id: int) -> Payloads:
+        """Send u_i; nothing to a client without a model here."""
+        models: dict[int, dict[str, Tensor]] = {}
+        for key, value in self.models.items():
+            client, _, name = key.partition(":")
+            models.setdefault(int(client), {})[name] = value
+        own = models.pop(client_id, {})
+        weights = {j: self.alpha * self._attention(own, other) for j, other in models.items()}
+        return {
+            CLOUD: {
+                name: value + sum(a * (models[j][name] - value) for j, a in weights.items() if a)
+                for name, value in own.items()
+            }
+        }
+
+    def _attention(self, own: Tensors, other: Tensors) -> float:
+        """Return exp(-||w_i - w_j||^2 / sigma) / sigma; 0 for a model of other shapes."""
+        if {n: v.shape for n, v in own.items()} != {n: v.shape for n, v in other.items()}:
+            return 0.0
+        distance = sum(float((v - other[n]).double().square().sum()) for n, v in own.items())
+        return math.exp(-distance / self.sigma) / self.sigma
+
+
+class FedAMP(Method):
+    """FedAMP (Huang et al. 2021): personalised; the server mixes for every client a model of those
+    close to its own, and the client trains near it. For silos that fall into groups.
+    """
+
+    replaces = frozenset({"personal"})
+    settings = MappingProxyType({"strategy.personal": "all", "evaluation.model": "clients"})
+
+    alpha: Positive = 0.1
+    """the step size of the mixing; alpha / sigma is the weight of a client with the same model"""
+    sigma: Positive = 1.0
+    """the squared distance of two models over which the weight falls by the factor e"""
+    coefficient: NotNegative = 0.1
+    """lambda; the client is pulled to the mix with lambda / alpha; 0 is local training"""
+
+    def parts(self) -> Parts:
+        """Add both halves."""
+        return Parts(
+            client_sides={"fedamp": FedAMPClient(self.coefficient / self.alpha)},
+            server_sides={"fedamp": FedAMPServer(self.alpha, self.sigma)},
+        )
