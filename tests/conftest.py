@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 # The files that take longest, first: a worker left with one of them at the end works alone.
-LONG = "hospitals deployment runtimes tutorial wheel project".split()
+LONG = "deployment runtimes tutorial wheel project".split()
 LONG += "every_strategy runs golden generator experiment_files flower_apps damaged_files".split()
 
 PROJECT_MODULES = ("my_project", "mine", "other")

@@ -64,8 +64,8 @@ def apps_of(*arguments, **named):
     [
         pytest.param(words, id=name_of(words), marks=mark(words))
         for words in METHODS
-        # this model has no normalisation layer, and no adapters
-        if words[0] != "strategy=fedbn" and "lora" not in words[0]
+        # this model has no normalisation layer, no bias of the classifier and no adapters
+        if words[0] not in ("strategy=fedbn", "strategy=dbe") and "lora" not in words[0]
     ],
 )
 def test_a_method_on_a_logits_only_model_has_the_bits_of_its_recipe(words, tmp_path):

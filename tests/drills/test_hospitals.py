@@ -12,13 +12,14 @@ from fedhet.common.results import read_rows
 from tests import walked_page
 from tests.walked_page import Walk
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 1200  # of the whole script; it takes 3.5 minutes of CPU time
 SITES = ("budapest", "cleveland", "long_beach", "zurich_basel")
 PORTS = ("FLEET_PORT", "CONTROL_PORT", *(f"{site.upper()}_PORT" for site in SITES))
 PROGRAMS = ("openssl", "ssh-keygen")  # that its reader needs
 
 pytestmark = [
+    pytest.mark.drill,
     pytest.mark.timeout(SECONDS + 80),
     pytest.mark.skipif(
         not all(map(shutil.which, PROGRAMS)), reason=f"not all of {PROGRAMS} are installed"
@@ -59,18 +60,15 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     return walked_page.walk_of(BLOCKS, home, "hospitals", SECONDS, PORTS, **more)
 
 
-@pytest.mark.flower
 def test_every_command_succeeds_and_nothing_is_left_running(walk):
     logs = [f"{name}/log.txt" for name in ("server", *SITES)]
     walked_page.check_all_succeeded(walk, BLOCKS, logs)
 
 
-@pytest.mark.flower
 def test_it_prints_what_the_text_says(walk):
     walked_page.check_printed(walk, BLOCKS)
 
 
-@pytest.mark.flower
 def test_four_hospitals_learn_and_their_sets_hold_the_right_answer(walk):
     summary = walk.summary("server/results")
     assert (summary["status"], summary["failures"]) == ("completed", 0)
