@@ -8,6 +8,7 @@ terminal, too.
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -141,14 +142,25 @@ def environment(home: Path, mark: str, ports: Sequence[str]) -> dict[str, str]:
         "NO_PROXY": "127.0.0.1",
         "no_proxy": "127.0.0.1",
     }
-    with contextlib.ExitStack() as stack:  # all open at once, so that no two are the same
-        for name in ports:
-            probe = stack.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            ours[name] = str(probe.getsockname()[1])
+    ours |= free_ports(ports, mark)
     for name in ("CLONE", "PYTHONPATH"):
         ours.pop(name, None)
     return ours
+
+
+def free_ports(names: Sequence[str], seed: str) -> dict[str, str]:
+    """Return free ports below those that the system gives to outgoing connections.
+
+    The page uses them after a minute, in which another test's connection could take one of those.
+    """
+    draws, found = random.Random(seed), dict[str, str]()
+    with contextlib.ExitStack() as stack:  # all open at once, so that no two are the same
+        while len(found) < len(names):
+            probe, port = stack.enter_context(socket.socket()), draws.randrange(10_000, 32_000)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found[names[len(found)]] = str(port)
+    return found
 
 
 def run_to_the_end(
