@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from logging import INFO, WARNING, getLogger
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,17 +129,12 @@ class Columns:
         if len(table) == 0:
             return self.no_rows()
         prepared, targets = self.prepared(table), self.targets(table)
-        self._tell_unknown(prepared)
-        with np.errstate(over="ignore", invalid="ignore"):
-            inputs = np.asarray(self.transformer.transform(prepared), dtype=np.float32)
-        if not np.isfinite(inputs).all():
-            row, place = np.argwhere(~np.isfinite(inputs))[0]
-            name = self.transformer.get_feature_names_out()[place].partition("__")[2]
-            raise ConfigError(
-                f"{where(table)}: scaled, the column {name} has no float32 in row "
-                f"{table.index[row] + 1}: too large a number, there or among those fitted"
-            )
-        return inputs, targets
+        if self.categorical:
+            known = self.transformer.named_transformers_["categorical"].categories_
+            for name, categories in zip(self.categorical, known, strict=True):
+                _tell_unknown(name, prepared[name], categories, f": fit on more rows ({KEY}.fit)")
+        names = [one.partition("__")[2] for one in self.transformer.get_feature_names_out()]
+        return _in_float32(self.transformer.transform(prepared), table, names), targets
 
     def no_rows(self) -> Arrays:
         """Return inputs (0, d) and targets (0,)."""
@@ -178,24 +175,6 @@ class Columns:
             )
         return np.array([labels[text] for text in texts], dtype=np.int64)
 
-    def _tell_unknown(self, prepared: DataFrame) -> None:
-        """Log the number of values that become zeros because the transformers do not know them."""
-        if not self.categorical:
-            return
-        known = self.transformer.named_transformers_["categorical"].categories_
-        for name, categories in zip(self.categorical, known, strict=True):
-            unknown = int((~prepared[name].isin(list(categories))).sum())
-            if unknown:
-                getLogger("flwr").log(
-                    WARNING,
-                    "column %s: %s of %s values are not in the rows that the columns are fitted "
-                    "on, so they count as no category: fit on more rows (%s.fit)",
-                    name,
-                    unknown,
-                    len(prepared),
-                    KEY,
-                )
-
 
 def labels_of(kind: str, classes: Sequence[str] | None) -> Labels:
     """Return the label of each class; None for a regression."""
@@ -211,16 +190,51 @@ def labels_of(kind: str, classes: Sequence[str] | None) -> Labels:
 
 def described_inputs(table: DataFrame, inputs: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:
     """Return a model's inputs (n, d) of a table's rows, by the words of :meth:`Columns.inputs`."""
-    require_columns(table, [one["column"] for one in inputs], "the model needs it")
-    found = np.empty((len(table), len(inputs)), dtype=np.float32)
-    for place, one in enumerate(inputs):
-        if "category" in one:
-            found[:, place] = _categories(table[one["column"]]) == one["category"]
+    names = [one["column"] for one in inputs]
+    require_columns(table, names, "the model needs it")
+    found = []
+    for name, group in groupby(inputs, key=itemgetter("column")):
+        words = list(group)
+        if "category" in words[0]:
+            values, categories = _categories(table[name]), [one["category"] for one in words]
+            _tell_unknown(name, values, categories)
+            found += [values == category for category in categories]
         else:
-            numbers = _numbers(table, one["column"], "empty the cell")
-            scaled = (numbers - one["mean"]) / one["scale"]
-            found[:, place] = np.where(np.isnan(scaled), 0.0, scaled)
+            [one] = words
+            scaled = (_numbers(table, name, "empty the cell") - one["mean"]) / one["scale"]
+            found.append(np.where(np.isnan(scaled), 0.0, scaled))
+    return _in_float32(np.stack(found, axis=1), table, names)
+
+
+def _in_float32(
+    inputs: NDArray[Any], table: DataFrame, names: Sequence[str]
+) -> NDArray[np.float32]:
+    """Return inputs (n, d) in float32; reject a number that has none. ``names`` are of columns."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = np.asarray(inputs, dtype=np.float32)
+    if not np.isfinite(found).all():
+        row, place = np.argwhere(~np.isfinite(found))[0]
+        raise ConfigError(
+            f"{where(table)}: scaled, the column {names[place]} has no float32 in row "
+            f"{table.index[row] + 1}: too large a number, there or among those fitted"
+        )
     return found
+
+
+def _tell_unknown(name: str, values: Any, known: Sequence[Any], cure: str = "") -> None:
+    """Log how many values become zeros because a column was fitted without them."""
+    categories = set(known)
+    unknown = sum(value not in categories for value in values)
+    if unknown:
+        getLogger("flwr").log(
+            WARNING,
+            "column %s: %s of %s values are not in the rows that the columns are fitted on, so "
+            "they count as no category%s",
+            name,
+            unknown,
+            len(values),
+            cure,
+        )
 
 
 def names_in(

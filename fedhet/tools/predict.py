@@ -7,6 +7,8 @@ run's and has its columns, in any order; it may have others and needs no target.
 same rows with further columns: `predicted`; for classes also `p_CLASS`, the probability of each;
 and `set_0.9`, if the run has calibrated prediction sets (calibration.alphas=[0.1]): the likeliest
 classes that hold the right one in at least 90 % of all cases, such as `yes or no`.
+
+PyTorch reads the model with pickle, which can run code: take it only from somebody you trust.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from rich.console import Console
 from fedhet.commands import parser_of, reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import replace_file, writable_file
-from fedhet.common.text_files import Dialect
+from fedhet.common.text_files import Dialect, require_file
 from fedhet.tasks.conformal.scores import Array, probabilities_of, whole_sets
 from fedhet.tasks.table_columns import described_inputs
 from fedhet.tasks.tables import read_table
@@ -69,12 +71,16 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _load(path: Path) -> tuple[Any, dict[str, Any]]:
     """Return an exported program and its about.json."""
-    file = {ABOUT: ""}
+    require_file(path, "MODEL")
+    file, other = {ABOUT: ""}, f"{path} is not a model that fedhet-export has written"
     if not zipfile.is_zipfile(path):
-        raise ConfigError(f"{path} is not a model that fedhet-export has written")
-    program = torch.export.load(path, extra_files=file).module()
-    about: dict[str, Any] = json.loads(file[ABOUT] or "{}")
-    if "columns" not in about.get("input", {}):
+        raise ConfigError(other)
+    try:
+        program = torch.export.load(path, extra_files=file).module()
+        about: dict[str, Any] = json.loads(file[ABOUT])
+    except Exception as error:  # of any kind: it may be any archive
+        raise ConfigError(f"{other}, or is damaged ({type(error).__name__})") from None
+    if "columns" not in about["input"]:
         raise ConfigError(f"{path} is not the model of a table (task=tabular)")
     return program, about
 

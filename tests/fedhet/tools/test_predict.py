@@ -1,6 +1,7 @@
 """fedhet-predict: a table's rows with the predictions of an exported model."""
 
 import shutil
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -70,7 +71,23 @@ def test_what_is_no_model_of_a_table_is_refused(fedavg_run, table_run, tmp_path,
     _, table = table_run
     export(fedavg_run, tmp_path / "model.pt2")
     assert "task=tabular" in refused(main, tmp_path / "model.pt2", table)
-    assert "fedhet-export" in refused(main, table, table)
+    whole = (tmp_path / "model.pt2").read_bytes()
+    (tmp_path / "cut.pt2").write_bytes(whole[: len(whole) // 2])
+    with zipfile.ZipFile(tmp_path / "other.pt2", "w") as other:
+        other.writestr("about.json", "{}")
+    for wrong in (table, tmp_path / "cut.pt2", tmp_path / "other.pt2"):
+        assert "fedhet-export" in refused(main, wrong, table)
+    assert "MODEL" in refused(main, tmp_path / "missing.pt2", table)
     export(table_run[0], tmp_path / "model.pt2")
     (tmp_path / "new.csv").write_text("age,town\n30,A\n")
     assert "no column constant" in refused(main, tmp_path / "model.pt2", tmp_path / "new.csv")
+    (tmp_path / "new.csv").write_text("age,town,constant\n30,A,1\n1e300,A,1\n")
+    assert "row 2" in refused(main, tmp_path / "model.pt2", tmp_path / "new.csv")
+
+
+def test_values_that_the_model_does_not_know_are_told(table_run, tmp_path, caplog):
+    export(table_run[0], tmp_path / "model.pt2")
+    (tmp_path / "new.csv").write_text("age,town,constant\n30,Nowhere,1\n40,Nowhere,1\n")
+    with caplog.at_level("WARNING", logger="flwr"):
+        assert len(predicted(tmp_path, tmp_path / "new.csv")) == 2
+    assert "column town: 2 of 2 values" in caplog.text
