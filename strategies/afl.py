@@ -21,53 +21,24 @@ train the classifier alone, which the output replaces: the body is never moved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import MappingProxyType
 
 import torch
-from torch import nn
-from torch.nn.functional import one_hot
+from torch import Tensor, nn
 
 from fedhet.common.kinds import NotNegative
-from fedhet.strategies.base import (
-    ClientSide,
-    LocalContext,
-    LocalOptimizer,
-    LocalSummary,
-    Payloads,
-    Tensors,
-)
-from fedhet.strategies.components.fitted_classifier import FittedClassifier, KeptSums
-from fedhet.strategies.components.tensor_selection import linear_classifier
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.components.fitted_classifier import FeatureSums, FittedClassifier, KeptSums
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
 
 CORRELATIONS = "feature_correlations"
 PRODUCTS, LABELS = "products", "labels"
-_BATCH = 500  # examples at once; nothing depends on it but speed
 
 
-class AFLClient(ClientSide):
-    """Sends Z^T Z and Y^T Z of the received model's features, in eval mode."""
-
-    by_class = True
-    sends = per_example = frozenset({CORRELATIONS})
-    dtypes = MappingProxyType({CORRELATIONS: torch.float64})
-
-    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
-        """Refuse a classifier that is not linear."""
-        linear_classifier(model, "AFL computes")
-
-    @torch.no_grad()
-    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
-        """Send products (d, d) and labels (C, d)."""
-        found = []
-        for inputs, labels in context.data.batches(_BATCH, generator=None, train=False):
-            features = context.global_model(inputs)[0].double()
-            members = one_hot(labels, context.num_classes).double()
-            found.append((features.T @ features, members.T @ features))
-        products, sums = (torch.stack(parts).sum(0) for parts in zip(*found, strict=True))
-        return {CORRELATIONS: {PRODUCTS: products, LABELS: sums}}
+def correlations(features: Tensor, members: Tensor) -> dict[str, Tensor]:
+    """Return Z^T Z (d, d) and Y^T Z (C, d)."""
+    return {PRODUCTS: features.T @ features, LABELS: members.T @ features}
 
 
 def _shapes(classes: int, width: int) -> dict[str, tuple[int, ...]]:
@@ -113,7 +84,7 @@ class AFL(Method):
         """Gather the sums, and fit the output's classifier."""
         sums = KeptSums(CORRELATIONS, _shapes)
         return Parts(
-            client_sides={"afl": AFLClient()},
+            client_sides={"afl": FeatureSums(CORRELATIONS, "AFL computes", correlations)},
             server_sides={"afl": sums},
             output=FittedClassifier(sums, LeastSquares(self.ridge)),
         )

@@ -24,57 +24,29 @@ features as its mean and no covariance. The paper's variant with Tukey's transfo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 from fedhet.common.configured import Key
 from fedhet.common.kinds import Count, Positive, Seed, Share, Whole
-from fedhet.strategies.base import (
-    ClientSide,
-    LocalContext,
-    LocalOptimizer,
-    LocalSummary,
-    Payloads,
-    Tensors,
-)
-from fedhet.strategies.components.fitted_classifier import FittedClassifier, KeptSums
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.components.fitted_classifier import FeatureSums, FittedClassifier, KeptSums
 from fedhet.strategies.components.local_optimizers import SGD
-from fedhet.strategies.components.tensor_selection import linear_classifier
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
 
 MOMENTS = "feature_moments"
 COUNTS, SUMS, PRODUCTS = "counts", "sums", "products"
-_BATCH = 500  # examples at once; nothing depends on it but speed
 
 
-class CCVRClient(ClientSide):
-    """Sends, by class, the sums of the received model's features and of their products."""
-
-    by_class = True
-    sends = per_example = frozenset({MOMENTS})
-    dtypes = MappingProxyType({MOMENTS: torch.float64})
-
-    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
-        """Refuse a classifier that is not linear."""
-        linear_classifier(model, "CCVR trains again")
-
-    @torch.no_grad()
-    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
-        """Send counts (C,), sums (C, d) and products (C, d, d)."""
-        found = []
-        for inputs, labels in context.data.batches(_BATCH, generator=None, train=False):
-            features = context.global_model(inputs)[0].double()
-            members = one_hot(labels, context.num_classes).double()
-            products = torch.einsum("bc,bi,bj->cij", members, features, features)
-            found.append((members.sum(0), members.T @ features, products))
-        counts, sums, products = (torch.stack(parts).sum(0) for parts in zip(*found, strict=True))
-        return {MOMENTS: {COUNTS: counts, SUMS: sums, PRODUCTS: products}}
+def class_moments(features: Tensor, members: Tensor) -> dict[str, Tensor]:
+    """Return, by class, counts (C,), sums (C, d) and products (C, d, d)."""
+    products = torch.einsum("bc,bi,bj->cij", members, features, features)
+    return {COUNTS: members.sum(0), SUMS: members.T @ features, PRODUCTS: products}
 
 
 def _shapes(classes: int, width: int) -> dict[str, tuple[int, ...]]:
@@ -157,7 +129,7 @@ class CCVR(Method):
         """Gather the moments, and calibrate the output."""
         sums = KeptSums(MOMENTS, _shapes)
         return Parts(
-            client_sides={"ccvr": CCVRClient()},
+            client_sides={"ccvr": FeatureSums(MOMENTS, "CCVR trains again", class_moments)},
             server_sides={"ccvr": sums},
             output=FittedClassifier(sums, Calibration(self)),
         )

@@ -1,7 +1,8 @@
 """An output whose classifier the server computes from sums over all clients' examples.
 
-It is the model that the round sent, whose features the clients measured, so it is that of the
-round before: training goes on from the new x, with the same bits as without this output.
+The clients measure the features of the model that the round sent, and the output is that model, so
+that of the round before: training goes on from the new x, with the same bits as without this
+output.
 """
 
 from __future__ import annotations
@@ -9,13 +10,62 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
-from fedhet.strategies.base import Cohort, Reads, Reply, ReplySum, ServerSide, Shapes, Tensors
+from fedhet.strategies.base import (
+    ClientSide,
+    Cohort,
+    LocalContext,
+    LocalOptimizer,
+    LocalSummary,
+    Payloads,
+    Reads,
+    Reply,
+    ReplySum,
+    ServerSide,
+    Shapes,
+    Tensors,
+)
+from fedhet.strategies.components.tensor_selection import linear_classifier
 from fedhet.strategies.round.server_model import ServerModel
 
 # (the sums, the classifier to overwrite: a linear layer on the CPU)
 Fit = Callable[[Tensors, nn.Linear], None]
+_BATCH = 500  # examples at once; nothing depends on it but speed
+
+
+class FeatureSums(ClientSide):
+    """Sends sums over its examples of what the received model makes of them, in eval mode.
+
+    Args:
+        payload: its name.
+        does: what the method does to a classifier, for the error about one that is not linear.
+        sums: (features (B, d), one-hot labels (B, C)), both float64 -> the sums over a batch.
+    """
+
+    by_class = True
+
+    def __init__(
+        self, payload: str, does: str, sums: Callable[[Tensor, Tensor], dict[str, Tensor]]
+    ) -> None:
+        self.sends = self.per_example = frozenset({payload})
+        self.dtypes = {payload: torch.float64}
+        self._payload, self._does, self._sums = payload, does, sums
+
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
+        """Refuse a classifier that is not linear."""
+        linear_classifier(model, self._does)
+
+    @torch.no_grad()
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Send the sums over all examples."""
+        found = []
+        for inputs, labels in context.data.batches(_BATCH, generator=None, train=False):
+            features = context.global_model(inputs)[0].double()
+            found.append(self._sums(features, one_hot(labels, context.num_classes).double()))
+        return {self._payload: {n: torch.stack([one[n] for one in found]).sum(0) for n in found[0]}}
 
 
 class KeptSums(ServerSide):
