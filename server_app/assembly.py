@@ -240,7 +240,6 @@ def build_strategy(
     for side in parts.client_sides.values():
         side.check(model, optimizer, shared)
     local_training = local_training_config(recipe.local, recipe.strategy.phases)
-    local_training.untrained(name for name, _ in model.named_parameters())  # checks the phases
     if (attack := build_part(recipe, "attack", tensors)) is not None:
         attack.white = server_model.white
         sent = {name for side in parts.client_sides.values() for name in side.sends}

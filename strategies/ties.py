@@ -20,7 +20,6 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedhet.common.kinds import Positive, ShareAboveZero
 from fedhet.strategies.base import Reads, Reply, Tensors
@@ -51,11 +50,12 @@ class TrimmedElectedMean:
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the change from x to the merged model."""
-        vectors = [parameters_to_vector(reply.update[name] for name in params) for reply in replies]
-        merged = elected_mean(torch.stack([trimmed(one, self.keep) for one in vectors]))
-        found = {name: torch.empty_like(x) for name, x in params.items()}
-        vector_to_parameters(self.scale * merged, found.values())
-        return found
+        vectors = [torch.cat([r.update[name].flatten() for name in params]) for r in replies]
+        merged = self.scale * elected_mean(torch.stack([trimmed(v, self.keep) for v in vectors]))
+        parts = zip(
+            params.items(), torch.split(merged, [x.numel() for x in params.values()]), strict=True
+        )
+        return {name: part.view_as(x).to(x.dtype) for (name, x), part in parts}
 
 
 class TIES(Method):

@@ -53,6 +53,11 @@ def test_ties_trims_elects_signs_and_takes_the_mean_of_those_that_agree():
     assert merged(TIES, updates, keep=0.5, scale=0.5) == [1.5, 2.5, 3.0, 0.0]
     assert merged(TIES, [[1.0, 2.0], [3.0, 4.0]], keep=1.0) == [2.0, 3.0]  # the plain mean
     assert merged(TIES, [[1.0, 9.0], [-1.0, 9.0]], keep=1.0) == [0.0, 9.0]  # they cancel
+    params = {"a": torch.zeros(2, 1), "b": torch.zeros(1).double()}  # each keeps its shape and type
+    update = {"a": torch.tensor([[3.0], [1.0]]), "b": torch.tensor([2.0]).double()}
+    found = parts_of(TIES, keep=2 / 3).aggregator(params, [Reply(0, 1, 1, 0.1, update)])
+    assert_same(found, {"a": torch.tensor([[3.0], [0.0]]), "b": torch.tensor([2.0]).double()})
+    assert [one.dtype for one in found.values()] == [torch.float32, torch.float64]
 
 
 def test_the_fisher_information_of_a_softmax_is_p_times_one_minus_p_times_the_squared_input():
