@@ -94,8 +94,8 @@ class DisjointClasses(Partition):
     name: Literal["disjoint_classes"] = Field(description=_PARTITION)  # type: ignore[assignment]
     sets: list[list[int]] | None = Field(
         None,
-        description="a list of classes for each client, such as [[0,1,3,4,7],[2,5,6,8,9]], what "
-        "is in none is left out; null: all at random",
+        description="a list of classes for each client, such as [[0,1,3,4,7],[2,5,6,8,9]]; classes "
+        "in no list are left out; null: all at random",
     )
 
 
