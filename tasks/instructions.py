@@ -51,7 +51,6 @@ class Instructions(Splits):
     def examples(self, table: Any, place: str) -> Rows:
         """Return tokens, next tokens, and clients if a column says whose the rows are."""
         tokenizer, rows = load_tokenizer(str(self.tokenizer), pads=False), list(table)
-        tokens, labels = self.none()
         tokens = np.full((len(rows), self.length), tokenizer.pad_token_id or 0, np.int32)
         labels = np.full((len(rows), self.length), IGNORED, np.int64)
         for number, row in enumerate(rows):
@@ -72,7 +71,7 @@ class Instructions(Splits):
     def _prompt(self, row: Mapping[str, Any], place: str) -> str:
         try:
             return self.prompt.format_map(row)
-        except (KeyError, IndexError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{_KEY}.prompt={self.prompt!r} names {error}: its braces must have columns of "
                 f"{place}, which are {', '.join(row)}"

@@ -91,6 +91,8 @@ def test_a_csv_file_and_a_column_of_clients(tokenizer, tmp_path):
     ("change", "said"),
     [
         ({"prompt": "{question}"}, "task.data_options.prompt"),
+        ({"prompt": "{instruction.words}"}, "task.data_options.prompt"),
+        ({"prompt": "{instruction[a]}"}, "task.data_options.prompt"),
         ({"target": "answer"}, "answer"),
         ({"tokenizer": None}, "task.data_options.tokenizer"),
     ],
