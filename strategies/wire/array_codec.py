@@ -91,12 +91,13 @@ def to_tensor(array: Array) -> Tensor:
     whole = all(type(size) is int and size >= 0 for size in shape)  # numpy takes True for 1
     if dtype.str not in _TYPES or fortran_order or not whole or len(shape) > _DIMS:
         raise ValueError(f"it holds {dtype.str} of shape {shape}, which no tensor here has")
-    if len(data) != start + math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"it has {len(data) - start} bytes for shape {shape} of {dtype.str}")
     try:
         values = np.frombuffer(data, dtype, offset=start).reshape(shape)
     except Exception as error:  # what numpy refuses of a shape differs between its releases
-        raise ValueError(f"its bytes have no shape {shape} ({type(error).__name__})") from None
+        raise ValueError(
+            f"its {len(data) - start} bytes have no shape {shape} of {dtype.str} "
+            f"({type(error).__name__})"
+        ) from None
     return torch.from_numpy(values.copy())  # the bytes are read-only
 
 

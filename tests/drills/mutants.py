@@ -78,7 +78,6 @@ border: not finite :: if ⟦not (math.isfinite(low) and math.isfinite(high) → 
 border: widest :: ⟦(wanted is None and length <= widest) → wanted is None⟧ :: border
 border: evaluation ::     ⟦_check_sender(metrics, client_id, max_examples) → pass⟧\n
     :: registration
-border: bytes of an array :: if ⟦len(data) != start + math.prod(shape) * dtype.itemsize → False⟧: :: border
 border: longest header :: if ⟦start > _LONGEST_HEADER → False⟧: :: border
 border: packed size :: if sum(size for *_, size in heads) ⟦!= → >⟧ len(data) - end: :: packed_records
 border: packed twice ::         if ⟦name in record → False⟧:\n            raise ValueError(f"a packed

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app import MessageType as Kind
 
@@ -22,7 +23,7 @@ from fedhet.strategies.round.expectations import Expectations
 from fedhet.strategies.round.registration import ClientRegistry
 from fedhet.strategies.round.selection import Outcome, Selection
 from fedhet.strategies.wire import border
-from fedhet.strategies.wire.border import Expected
+from fedhet.strategies.wire.border import Bounds, Expected, ExpectedPayload, Sender
 from fedhet.strategies.wire.client_versions import ClientVersions
 from fedhet.strategies.wire.records import METRICS, UPDATE, to_tensors
 from fedhet.strategies.wire.tensor_decoder import printable
@@ -278,6 +279,32 @@ def test_every_attack_on_a_reply_is_refused_by_name(method, tmp_path):
     assert [name for name, text in said.items() if not text.isprintable()] == []
     harmless = {name for name in accepted if same_tensors(captured.reply, tried[name])}
     assert [name for name in accepted if name not in harmless] == []
+
+
+@pytest.mark.parametrize(
+    ("number", "length", "padding", "accepted"),
+    [(3.0, 3, 0, True), (3.1, 3, 0, False), (3.0, 4, 0, False), (3.0, 3, 390, False)],
+    ids=["at the limits", "times its examples", "a longer payload", "a longer header"],
+)
+def test_a_reply_is_accepted_up_to_its_limits_and_no_further(number, length, padding, accepted):
+    """4 examples that weigh 12 together, an open dimension of 3, and a header of 512 bytes."""
+    x = header((F4 % "(2,)").ljust(117 + padding)) + np.full(2, number, np.float32).tobytes()
+    counted = {"partition-id": 0, "num-examples": 4, "num-steps": 1, "lr-sum": 1.0}
+    content = RecordDict({METRICS: MetricRecord(counted)})
+    for record, name, sent in ((UPDATE, "x", x), ("p", "a", npy(np.zeros(length, np.float32)))):
+        content[record] = ArrayRecord({name: Array("float32", (1,), "numpy.ndarray", sent)})
+    expected = Expected(
+        {"x": torch.zeros(2)},
+        {0: Sender()},
+        payloads={"p": ExpectedPayload(shapes={"a": (None,)})},
+        bounds=Bounds(largest=100.0, summand=12.0, widest=3),
+    )
+    message = Message(content, dst_node_id=1, message_type=Kind.TRAIN)
+    if accepted:
+        assert border.decode(message, 0, expected).update["x"].tolist() == [number] * 2
+        return
+    with pytest.raises(RefusedReplyError):
+        border.decode(message, 0, expected)
 
 
 def same_tensors(reply: Message, edit: Callable[[RecordDict], object]) -> bool:
