@@ -13,7 +13,7 @@ from typing import Self
 from flwr.app import Message
 
 from fedhet.strategies.base import Norms, RefusedReplyError, Reply, ReplySum, ServerSide, Weighting
-from fedhet.strategies.round.exact_sum import ExactSum, Zeros, norms_of, plain_zeros
+from fedhet.strategies.round.exact_sum import COARSE, FINE, Empty, ExactSum, norms_of, plain_empty
 from fedhet.strategies.round.update_diagnostics import norm
 from fedhet.strategies.wire.border import Expected, decode
 from fedhet.strategies.wire.records import (
@@ -60,15 +60,15 @@ class FoldSettings:
 
 
 class RunningSum:
-    """Sums replies; each one's numbers and norms stay. ``zeros``: see ExactSum."""
+    """Sums replies; each one's numbers and norms stay. ``empty``: see ExactSum."""
 
     def __init__(
-        self, weights: Weights, payloads: Collection[str] = (), zeros: Zeros = plain_zeros
+        self, weights: Weights, payloads: Collection[str] = (), empty: Empty = plain_empty
     ) -> None:
         self.weights = weights
         self.replies: list[Reply] = []
-        self.update, self.buffers = ExactSum(zeros), ExactSum(zeros)
-        self.payloads = {name: ExactSum(zeros) for name in payloads}
+        self.update, self.buffers = ExactSum(COARSE, empty), ExactSum(FINE, empty)
+        self.payloads = {name: ExactSum(FINE, empty) for name in payloads}
 
     def add(self, reply: Reply) -> None:
         """Add a reply."""
@@ -115,7 +115,7 @@ def sum_of(replies: Sequence[Reply], weights: Weights, payloads: Collection[str]
 
 
 class ReplyFold:
-    """The replies of a round so far, and why others were refused. ``zeros``: see ExactSum.
+    """The replies of a round so far, and why others were refused. ``empty``: see ExactSum.
 
     Attributes:
         sum: of the valid replies; None if they are kept in full.
@@ -130,11 +130,11 @@ class ReplyFold:
         self,
         settings: FoldSettings,
         check: Callable[[Reply], None] | None = None,
-        zeros: Zeros = plain_zeros,
+        empty: Empty = plain_empty,
     ) -> None:
         self.settings = settings
         keep = settings.keep
-        self.sum = None if keep else RunningSum(settings.weights, settings.payloads, zeros)
+        self.sum = None if keep else RunningSum(settings.weights, settings.payloads, empty)
         self.in_full: list[Reply] = []
         self.refused: dict[int, str] = {}
         self.unasked: list[str] = []
