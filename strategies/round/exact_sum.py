@@ -32,7 +32,8 @@ _BITS = 51
 _SPLIT = 2.0**_BITS  # units
 # Added to a float64 below 2^51, 1.5 2^52 rounds it to a whole number k and leaves k in its last
 # bits: read as an integer, the sum is a constant plus k. Converting numbers one by one takes
-# longer. The constants are taken off at the end, modulo 2^64. _TO_SPLIT rounds to multiples of 2^51.
+# longer. The constants are taken off at the end, modulo 2^64. The second rounds to multiples of
+# 2^51 alike.
 _TO_WHOLE, _TO_SPLIT = 1.5 * 2.0**52, 1.5 * 2.0**52 * _SPLIT
 _WHOLE_BITS = int(np.float64(_TO_WHOLE).view(np.int64))
 _MOST = 2.0**62  # units that ``low`` may hold
@@ -57,8 +58,8 @@ def plain_empty(numbers: int) -> NDArray[np.int64]:
 class ExactSum:
     """A sum of named tensors; the first summand decides names, shapes and types.
 
-    ``unit`` is the resolution, FINE for doubles. ``empty`` allocates room for so many int64 numbers, perhaps where
-    another process reads them.
+    ``unit`` is the resolution, FINE for doubles. ``empty`` allocates room for so many int64
+    numbers, perhaps where another process reads them.
     """
 
     def __init__(self, unit: float = FINE, empty: Empty = plain_empty) -> None:
