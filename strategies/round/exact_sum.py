@@ -16,7 +16,10 @@ Together they hold sums up to 2^46; :func:`largest_summand` is the limit for eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import numpy as np
@@ -35,6 +38,7 @@ _SPLIT = 2.0**_BITS  # units
 # longer. The constants are taken off at the end, modulo 2^64. The second rounds to multiples of
 # 2^51 alike.
 _TO_WHOLE, _TO_SPLIT = 1.5 * 2.0**52, 1.5 * 2.0**52 * _SPLIT
+_WHOLE = torch.tensor(_TO_WHOLE, dtype=torch.float64)
 _WHOLE_BITS = int(np.float64(_TO_WHOLE).view(np.int64))
 _MOST = 2.0**62  # units that ``low`` may hold
 _LARGEST = 2.0**46
@@ -80,24 +84,31 @@ class ExactSum:
         """Restore :meth:`__getstate__`."""
         self.__dict__ = {**state, "_empty": plain_empty, "_own": False}  # Ray's is read-only
 
-    def add(self, tensors: Tensors, weight: float = 1.0) -> None:
-        """Add ``weight`` times the tensors."""
+    def add(self, tensors: Tensors, weight: float = 1.0) -> dict[str, float]:
+        """Add ``weight`` times the tensors; return their norms, as :func:`norms_of` does."""
         if not tensors:
-            return
+            return {}
         if not self._like:
             self._begin(tensors)
         self._make_room(_SPLIT)
         self.keep()
-        at, largest, space = 0, 0.0, np.empty((2, min(_BLOCK, len(self._low[0]))))
-        for flat in self._flat(tensors):
-            scale = float(flat.dtype.type(weight)) / self._unit
-            for start in range(0, len(flat), _BLOCK):
-                block = flat[start : start + _BLOCK]
-                found = self._add_block(block, scale, at + start, space[:, : len(block)])
-                largest = max(largest, found)
-            at += len(flat)
+        flat = {name: _wide(tensors[name].detach().reshape(-1).cpu()) for name in self._order}
+        small = [name for name, value in flat.items() if len(value) < _SMALL]
+        norms, at, largest = norms_of({name: flat[name] for name in small}), 0, 0.0
+        if small:
+            flat = {"": torch.cat([flat.pop(name) for name in small]), **flat}
+        for name, value in flat.items():
+            square, scale = 0.0, float(torch.tensor(weight, dtype=value.dtype)) / self._unit
+            for block in value.split(_BLOCK):
+                lengths = _lengths(block)
+                square = sum(lengths.double().square().tolist(), square)
+                longest = scale * float(lengths.max())
+                largest = max(largest, self._add_block(block, scale, longest, at))
+                at += len(block)
+            norms[name] = square**0.5
         self._summands += 1
         self._bound += largest
+        return {name: norms[name] for name in tensors}
 
     def merge(self, other: Self, *, borrow: bool = False) -> None:
         """Add another part of the same sum.
@@ -129,11 +140,19 @@ class ExactSum:
 
     def over(self, divisor: float) -> dict[str, Tensor]:
         """Return the sum over ``divisor``, in the summands' types."""
-        found, at = {}, 0
-        for name in self._order:
-            shape, dtype = self._like[name]
-            value = self._value(at, at + shape.numel(), divisor, dtype)
-            found[name], at = value.reshape(shape), at + shape.numel()
+        likes = [self._like[name] for name in self._order]
+        starts = itertools.accumulate((shape.numel() for shape, _ in likes), initial=0)
+
+        def value(start: int, like: tuple[torch.Size, torch.dtype]) -> Tensor:
+            shape, dtype = like
+            return self._value(start, start + shape.numel(), divisor, dtype).reshape(shape)
+
+        if sum(map(len, self._low)) < _BLOCK:
+            values = list(map(value, starts, likes))
+        else:  # the workers of this machine wait for it
+            with ThreadPoolExecutor(min(os.cpu_count() or 1, 4)) as threads:
+                values = list(threads.map(value, starts, likes))
+        found = dict(zip(self._order, values, strict=True))
         return {name: found[name] for name in self._like}
 
     def _begin(self, tensors: Tensors) -> None:
@@ -152,28 +171,25 @@ class ExactSum:
             self._low[0] -= carried << _BITS
             self._high, self._bound = _sum(self._high, carried * _SPLIT), _SPLIT
 
-    def _add_block(
-        self, block: NDArray[Any], scale: float, at: int, space: NDArray[np.float64]
-    ) -> float:
-        """Add numbers; return the size of the largest that ``_low`` got, in units."""
-        here, (wide, high) = slice(at, at + len(block)), space
-        np.copyto(wide, block)
-        wide *= scale
-        largest = scale * max(float(block.max()), -float(block.min()))
-        if not largest < _SPLIT:
+    def _add_block(self, block: Tensor, scale: float, longest: float, at: int) -> float:
+        """Add numbers of which none exceeds ``longest`` units; return what none in _low exceeds."""
+        here, wide = slice(at, at + len(block)), block.to(torch.float64, copy=True)
+        if longest < _SPLIT / 2:  # the half is for what float32 has rounded
+            whole = torch.add(_WHOLE, wide, alpha=scale, out=wide).numpy()
+        else:
+            longest, whole = _SPLIT, wide.mul_(scale).numpy()
             if self._high is None:
                 self._high = np.zeros(len(self._low[0]))
-            largest = _SPLIT
-            np.add(wide, _TO_SPLIT, out=high)
+            high = whole + _TO_SPLIT
             high -= _TO_SPLIT
-            wide -= high
+            whole -= high
             self._high[here] += high
-        wide += _TO_WHOLE
+            whole += _TO_WHOLE
         if self._summands:
-            self._low[0][here] += wide.view(np.int64)
+            self._low[0][here] += whole.view(np.int64)
         else:
-            self._low[0][here] = wide.view(np.int64)
-        return largest
+            self._low[0][here] = whole.view(np.int64)
+        return longest
 
     def _value(self, start: int, end: int, divisor: float, dtype: torch.dtype) -> Tensor:
         value = np.empty(end - start, np.float32 if dtype == torch.float32 else np.float64)
@@ -197,14 +213,6 @@ class ExactSum:
         """What the constants have added up to, modulo 2^64."""
         return np.uint64(self._summands * _WHOLE_BITS % (1 << 64)).astype(np.int64)
 
-    def _flat(self, tensors: Tensors) -> Iterator[NDArray[Any]]:
-        """Yield the tensors as vectors in host memory, all small ones as one."""
-        flat = [_wide(tensors[name].detach().reshape(-1).cpu()).numpy() for name in self._order]
-        small = [one for one in flat if len(one) < _SMALL]
-        if small:
-            yield np.concatenate(small)
-        yield from flat[len(small) :]
-
 
 def _sum(
     one: NDArray[np.float64] | None, other: NDArray[np.float64] | None
@@ -222,15 +230,18 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def norms_of(tensors: Tensors) -> dict[str, float]:
     """Return the L2 norm of each tensor, the same on any number of threads."""
-    if not tensors:
-        return {}
-    wide = [_wide(value.detach().reshape(-1)) for value in tensors.values()]
-    ends = [len(value) // _SERIAL * _SERIAL for value in wide]
-    rests = torch._foreach_norm([value[end:] for value, end in zip(wide, ends, strict=True)])
-    parts = [
-        torch.linalg.vector_norm(value[:end].reshape(-1, _SERIAL), dim=1)
-        for value, end in zip(wide, ends, strict=True)
-    ]
-    squares = iter(torch.cat([*parts, torch.stack(rests)]).double().square().tolist())
-    sums = [sum(next(squares) for _ in range(end // _SERIAL)) for end in ends]
-    return {name: (one + next(squares)) ** 0.5 for name, one in zip(tensors, sums, strict=True)}
+    lengths = [_lengths(_wide(value.detach().reshape(-1))) for value in tensors.values()]
+    squares = iter(torch.cat(lengths).double().square().tolist() if lengths else ())
+    return {
+        name: sum(itertools.islice(squares, len(one)), 0.0) ** 0.5
+        for name, one in zip(tensors, lengths, strict=True)
+    }
+
+
+def _lengths(flat: Tensor) -> Tensor:
+    """Return the norms of a vector's parts of _SERIAL numbers, and of the rest."""
+    end = len(flat) // _SERIAL * _SERIAL
+    rest = torch.linalg.vector_norm(flat[end:]).reshape(1)
+    if end == 0:
+        return rest
+    return torch.cat([torch.linalg.vector_norm(flat[:end].view(-1, _SERIAL), dim=1), rest])

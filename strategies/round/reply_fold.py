@@ -13,8 +13,8 @@ from typing import Self
 from flwr.app import Message
 
 from fedhet.strategies.base import Norms, RefusedReplyError, Reply, ReplySum, ServerSide, Weighting
-from fedhet.strategies.round.exact_sum import COARSE, FINE, Empty, ExactSum, norms_of, plain_empty
-from fedhet.strategies.round.update_diagnostics import norm
+from fedhet.strategies.round.exact_sum import COARSE, FINE, Empty, ExactSum, plain_empty
+from fedhet.strategies.round.update_diagnostics import length_of, norm
 from fedhet.strategies.wire.border import Expected, decode
 from fedhet.strategies.wire.records import (
     UNASKED,
@@ -72,12 +72,15 @@ class RunningSum:
 
     def add(self, reply: Reply) -> None:
         """Add a reply."""
-        self.update.add(reply.update, self.weights.of_update(reply))
+        lengths = self.update.add(reply.update, self.weights.of_update(reply))
         self.buffers.add(reply.buffers, self.weights.of_buffers(reply))
-        for name in self.payloads.keys() & reply.payloads.keys():
-            self.payloads[name].add(reply.payloads[name])
-        payloads = {name: norm(tensors) for name, tensors in reply.payloads.items()}
-        norms = Norms(norms_of(reply.update), payloads)
+        payloads = {
+            name: length_of(self.payloads[name].add(tensors))
+            if name in self.payloads
+            else norm(tensors)
+            for name, tensors in reply.payloads.items()
+        }
+        norms = Norms(lengths, payloads)
         self.replies.append(replace(reply, update={}, payloads={}, buffers={}, norms=norms))
 
     def merge(self, other: Self, *, borrow: bool = False) -> None:

@@ -221,6 +221,8 @@ def test_norms_are_those_of_double_precision_on_any_number_of_threads(dtype, thr
     assert found[0] == pytest.approx(expected, rel=1e-6, abs=0.0)
     assert found[0]["empty"] == 0.0
     assert norms_of({}) == {}
+    for unit in (COARSE, FINE):
+        assert ExactSum(unit).add(tensors, 3.0) == found[0]
 
 
 def test_norms_of_half_precision_are_not_computed_in_it():
