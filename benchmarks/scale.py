@@ -1,12 +1,12 @@
 """Large cohorts and populations by runtime=local: memory, the server's time, and a plain loop.
 
     python -m benchmarks scale cohorts [--cohorts 10 160 1000] [--rounds 2] [--batch 32]
-        [--steps 1] [--repeats 1]
+        [--steps 1] [--every 1] [--repeats 1]
     python -m benchmarks scale population [--clients 1000 100000] [--rounds 1000]
     python -m benchmarks scale sums
 
 cohorts     ResNet-18 with GroupNorm (11 million parameters) on noise of CIFAR-10's shape; 1,000
-            clients with 50 images each, a checkpoint a round; of 1,000 one round. The loop trains
+            clients with 50 images each, a checkpoint every so many rounds; of 1,000 one round. The loop trains
             as many of these clients on the same network, channels_last, in 2 processes with our
             allocator, and keeps a running sum. Loop and run take turns; the ratio is that of their
             rounds' medians, to the mean of the two loops beside a run.
@@ -85,11 +85,14 @@ class PlainSGD:
             optimizer.step()
 
 
-def cohorts(sizes: list[int], rounds: int, batch: int, steps: int, repeats: int) -> dict[str, Any]:
+def cohorts(
+    sizes: list[int], rounds: int, batch: int, steps: int, every: int, repeats: int
+) -> dict[str, Any]:
     """Return memory and times of each size of cohort, in turns with those of the loop."""
     result: dict[str, Any] = {}
     words = [*NOISE, *STEP, f"clients={CLIENTS}", "runtime=local", "device=cpu"]
     words += [f"local.batch_size={batch}", f"local.lr={LR}", f"local.steps={steps}"]
+    words.append(f"checkpoint.every={every}")
     for size in sizes:
         taken, runs = rounds if size < CLIENTS else 1, list[dict[str, Any]]()
 
@@ -106,7 +109,7 @@ def cohorts(sizes: list[int], rounds: int, batch: int, steps: int, repeats: int)
         rows = [row for run in runs for row in run["rows"] if row["round"] > 0]
         cpu = [seconds / size for run in runs for seconds in run["server_cpu_seconds"]]
         peak, load = max(run["peak_pss_bytes"] for run in runs), os.getloadavg()[0]
-        result[f"{size} clients, {steps} steps of {batch}"] = {
+        result[f"{size} clients, {steps} steps of {batch}, checkpoint.every={every}"] = {
             **found,
             "peak_pss_bytes": peak,
             "server_seconds_a_client": [row["server_seconds"] / size for row in rows],
@@ -180,6 +183,7 @@ def main() -> None:
     parser.add_argument("--cohorts", nargs="+", type=int, default=[10, 160, CLIENTS])
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--every", type=int, default=1, help="rounds from checkpoint to checkpoint")
     parser.add_argument("--clients", nargs="+", type=int, default=[CLIENTS, 100_000])
     parser.add_argument("--rounds", type=int)
     options = parser.parse_args()
@@ -189,6 +193,7 @@ def main() -> None:
             options.rounds or 2,
             options.batch,
             options.steps,
+            options.every,
             options.repeats or 1,
         ),
         "population": lambda: population(options.clients, options.rounds or 1000),
