@@ -6,10 +6,10 @@
     python -m benchmarks scale sums
 
 cohorts     ResNet-18 with GroupNorm (11 million parameters) on noise of CIFAR-10's shape; 1,000
-            clients with 50 images each, a checkpoint every so many rounds; of 1,000 one round. The loop trains
-            as many of these clients on the same network, channels_last, in 2 processes with our
-            allocator, and keeps a running sum. Loop and run take turns; the ratio is that of their
-            rounds' medians, to the mean of the two loops beside a run.
+            clients with 50 images each, a checkpoint every so many rounds; of 1,000 one round. The
+            loop trains as many of these clients on the same network, channels_last, in 2 processes
+            with our allocator, and keeps a running sum. Loop and run take turns; the ratio is that
+            of their rounds' medians, to the mean of the two loops beside a run.
 population  FedAvg on task=synthetic, 100 clients a round, one step each, no evaluation but the
             last.
 sums        CPU time of adding an update of ResNet-18 to the exact sum and to one in float32.
@@ -102,7 +102,7 @@ def cohorts(
 
         def ours(size: int = size, taken: int = taken, runs: list[Any] = runs) -> float:
             more = [f"participation={size / CLIENTS}", f"rounds={taken}"]
-            runs.append(timed_run([*words, *more], 0.5))
+            runs.append(timed_run([*words, *more]))
             return statistics.median(runs[-1]["seconds"])
 
         found = in_turns(plain, {"fedhet": ours}, repeats)["fedhet"]
