@@ -17,9 +17,7 @@ Together they hold sums up to 2^46; :func:`largest_summand` is the limit for eac
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import numpy as np
@@ -140,19 +138,11 @@ class ExactSum:
 
     def over(self, divisor: float) -> dict[str, Tensor]:
         """Return the sum over ``divisor``, in the summands' types."""
-        likes = [self._like[name] for name in self._order]
-        starts = itertools.accumulate((shape.numel() for shape, _ in likes), initial=0)
-
-        def value(start: int, like: tuple[torch.Size, torch.dtype]) -> Tensor:
-            shape, dtype = like
-            return self._value(start, start + shape.numel(), divisor, dtype).reshape(shape)
-
-        if sum(map(len, self._low)) < _BLOCK:
-            values = list(map(value, starts, likes))
-        else:  # the workers of this machine wait for it
-            with ThreadPoolExecutor(min(os.cpu_count() or 1, 4)) as threads:
-                values = list(threads.map(value, starts, likes))
-        found = dict(zip(self._order, values, strict=True))
+        found, at = {}, 0
+        for name in self._order:
+            shape, dtype = self._like[name]
+            value = self._value(at, at + shape.numel(), divisor, dtype)
+            found[name], at = value.reshape(shape), at + shape.numel()
         return {name: found[name] for name in self._like}
 
     def _begin(self, tensors: Tensors) -> None:
