@@ -91,11 +91,12 @@ class ExactSum:
         self._make_room(_SPLIT)
         self.keep()
         flat = {name: _wide(tensors[name].detach().reshape(-1).cpu()) for name in self._order}
-        small = [name for name, value in flat.items() if len(value) < _SMALL]
-        norms, at, largest = norms_of({name: flat[name] for name in small}), 0, 0.0
-        if small:
-            flat = {"": torch.cat([flat.pop(name) for name in small]), **flat}
-        for name, value in flat.items():
+        large = {name: value for name, value in flat.items() if len(value) >= _SMALL}
+        small = {name: value for name, value in flat.items() if name not in large}
+        norms, at, largest = norms_of(small), 0, 0.0
+        joined = [torch.cat(list(small.values()))] if small else []
+        squares = []
+        for value in (*joined, *large.values()):
             square, scale = 0.0, float(torch.tensor(weight, dtype=value.dtype)) / self._unit
             for block in value.split(_BLOCK):
                 lengths = _lengths(block)
@@ -103,9 +104,10 @@ class ExactSum:
                 longest = scale * float(lengths.max())
                 largest = max(largest, self._add_block(block, scale, longest, at))
                 at += len(block)
-            norms[name] = square**0.5
+            squares.append(square)
         self._summands += 1
         self._bound += largest
+        norms |= {n: one**0.5 for n, one in zip(large, squares[len(joined) :], strict=True)}
         return {name: norms[name] for name in tensors}
 
     def merge(self, other: Self, *, borrow: bool = False) -> None:
@@ -231,7 +233,7 @@ def norms_of(tensors: Tensors) -> dict[str, float]:
 def _lengths(flat: Tensor) -> Tensor:
     """Return the norms of a vector's parts of _SERIAL numbers, and of the rest."""
     end = len(flat) // _SERIAL * _SERIAL
-    rest = torch.linalg.vector_norm(flat[end:]).reshape(1)
+    rest: Tensor = torch.linalg.vector_norm(flat[end:]).reshape(1)
     if end == 0:
         return rest
     return torch.cat([torch.linalg.vector_norm(flat[:end].view(-1, _SERIAL), dim=1), rest])
