@@ -94,9 +94,8 @@ def _train(
     anchor, record = received.pop(PARAMS), record_in(content, PARAMS, ArrayRecord)
     client.begin_as(received.pop(KEPT, {}))
     client.received, shared.decoded = received, None if record is None else (record, anchor)
-    num_examples, metrics = client.train(
-        [anchor[name].numpy() for name in shared.shared_names], config
-    )
+    x = shared.as_model(anchor)
+    num_examples, metrics = client.train([x[name].numpy() for name in shared.shared_names], config)
     row = {"partition-id": client.client_id, "num-examples": num_examples, **_numbers(metrics)}
     changes = shared.change_since(anchor)
     reply = Reply(

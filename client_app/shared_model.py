@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedhet.strategies.base import ClientData, ClientSide, LocalOptimizer, Tensors
+from fedhet.strategies.base import ClientData, ClientSide, LocalOptimizer, Tensors, laid_out
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.tensor_selection import (
     TensorSelector,
@@ -61,6 +61,7 @@ class SharedModel:
             for name, value in self.model.named_buffers()
             if name not in self.tensors
         }
+        self._as_model: tuple[Tensors, Tensors] = ({}, {})  # x as received, and laid out
         self._attributes = PlainAttributes(self.model.modules())
         self._is_checked = False
 
@@ -90,6 +91,14 @@ class SharedModel:
         shared = {name: self.tensors[name] for name in self.shared_names}
         buffers = {name: value for name, value in shared.items() if name in self.buffer_names}
         return {name: v for name, v in shared.items() if name not in buffers}, buffers
+
+    def as_model(self, received: Tensors) -> Tensors:
+        """Return x laid out as the model is, on a CPU; copied once for all who receive the same."""
+        if self.device.type != "cpu":
+            return received
+        if self._as_model[0] is not received:
+            self._as_model = received, laid_out(received, self.tensors)
+        return self._as_model[1]
 
     def load(self, shared: Tensors, own: Tensors) -> None:
         """Load the tensors that travel and those that stay; all else is as it was at first."""

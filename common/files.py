@@ -29,32 +29,20 @@ def save_text(path: Path, text: str) -> None:
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` make a file beside ``path``, flush it to disk and rename it to ``path``.
 
+    The umask decides who may read the file, as for any file.
+
     Raises:
         OSError: if it cannot be written, as on a full disk; ``path`` is unchanged.
     """
-    prepare_file(path, write)()
-
-
-def prepare_file(path: Path, write: Callable[[Path], object]) -> Callable[[], None]:
-    """Let ``write`` make a file beside ``path``; return the rest of :func:`replace_file`.
-
-    The rest waits for the disk, and may be called in a thread. The umask decides who may read the
-    file, as for any file.
-    """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-
-    def rename() -> None:
-        with _removed_on_error(beside, path):
-            with beside.open("rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-
     with _removed_on_error(beside, path):
         beside.touch()
         mode = beside.stat().st_mode
         write(beside)
         beside.chmod(mode)  # safetensors writes files that only their owner may read
-    return rename
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -15,7 +15,7 @@ from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import METRICS, Row, read_rows, rows_sha256
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.round.round_report import StrategyState
-from fedhet.strategies.wire.tensor_files import below, load_tensors, prepare_tensors
+from fedhet.strategies.wire.tensor_files import below, load_tensors, save_tensors
 
 _KEPT = 2  # the last one, and one more in case the disk fails under it
 _PLAIN = ("round", "experiment", "failed_rounds", "restarted", "clock", "in_flight", "spoilers")
@@ -46,11 +46,6 @@ class Checkpoint:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint atomically and delete all but the last two."""
-    return prepare_checkpoint(folder, checkpoint)()
-
-
-def prepare_checkpoint(folder: Path, checkpoint: Checkpoint) -> Callable[[], Path]:
-    """Do what :func:`save_checkpoint` does, but return the part that waits for the disk."""
     folder.mkdir(parents=True, exist_ok=True)
     state = checkpoint.state
     tensors = {f"params/{name}": value for name, value in checkpoint.params.items()}
@@ -61,15 +56,10 @@ def prepare_checkpoint(folder: Path, checkpoint: Checkpoint) -> Callable[[], Pat
     label |= {key: getattr(checkpoint, key) for key in _ABOUT}
     label["groups"] = sorted(state.tensors)
     path = folder / f"round-{state.round:06d}.safetensors"
-    rename = prepare_tensors(path, tensors, label)
-
-    def finish() -> Path:
-        rename()
-        for old in checkpoints(folder)[:-_KEPT]:
-            old.unlink(missing_ok=True)
-        return path
-
-    return finish
+    save_tensors(path, tensors, label)
+    for old in checkpoints(folder)[:-_KEPT]:
+        old.unlink(missing_ok=True)
+    return path
 
 
 def checkpoints(folder: Path) -> list[Path]:

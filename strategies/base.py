@@ -184,9 +184,8 @@ class LocalContext:
 
     @cached_property
     def received_state(self) -> Tensors:
-        """The whole state as received, laid out as the model is; copied when first read."""
-        live = self.model.state_dict()
-        return {n: torch.empty_like(live[n]).copy_(value) for n, value in self.loaded.items()}
+        """The whole state as received, laid out as the model is; nobody writes to it."""
+        return laid_out(self.loaded, self.model.state_dict())
 
     @cached_property
     def anchor(self) -> Tensors:
@@ -430,6 +429,16 @@ class ServerSide(ServerPart):
 def zeros_like(tensors: Tensors) -> dict[str, Tensor]:
     """Return zero tensors of the same names and shapes."""
     return {name: torch.zeros_like(value) for name, value in tensors.items()}
+
+
+def laid_out(tensors: Tensors, like: Tensors) -> dict[str, Tensor]:
+    """Return the tensors in the layout and on the device of ``like``, copied where they differ."""
+    return {
+        name: value
+        if value.stride() == like[name].stride() and value.device == like[name].device
+        else torch.empty_like(like[name]).copy_(value)
+        for name, value in tensors.items()
+    }
 
 
 def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""A run's checkpoints; a thread waits for the disk while the next round trains."""
+"""A run's checkpoints; a thread writes them while the next round trains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from fedhet.common.results import ResultsFolder
-from fedhet.server_app.checkpoint import Checkpoint, Origin, prepare_checkpoint
+from fedhet.server_app.checkpoint import Checkpoint, Origin, save_checkpoint
 from fedhet.server_app.listeners import End, Finished, Listener
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.wire.records import to_tensors
@@ -65,13 +65,16 @@ class Checkpoints(Listener):
 
     def _begin(self, finished: Finished) -> None:
         state = self._strategy.snapshot()
+        state.tensors = {  # copied: the next round may change them
+            group: {name: value.clone() for name, value in values.items()}
+            for group, values in state.tensors.items()
+        }
         params, rows = to_tensors(finished.arrays), self._results.sha256
         checkpoint = Checkpoint(params, state, rows=rows, **vars(self._origin))
-        rename = prepare_checkpoint(self.folder, checkpoint)
 
-        def sync() -> Mapping[int, int]:
+        def write() -> Mapping[int, int]:
             self._results.sync()  # the rows that it names first
-            rename()
+            save_checkpoint(self.folder, checkpoint)
             return state.committed
 
-        self._unfinished = self._thread.submit(sync)
+        self._unfinished = self._thread.submit(write)

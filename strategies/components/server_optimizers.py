@@ -60,7 +60,9 @@ class SGD(_ServerOptimizer):
         if self.momentum:
             self.velocity = {n: self.momentum * v + update[n] for n, v in self.velocity.items()}
             direction = self.velocity
-        return {name: value + self.lr * direction[name] for name, value in params.items()}
+        return {
+            name: torch.add(value, direction[name], alpha=self.lr) for name, value in params.items()
+        }
 
 
 class _Adaptive(_ServerOptimizer):

@@ -1,18 +1,23 @@
 """Sums of tensors whose bits do not depend on the order of the summands: fixed point in integers.
 
-A summand w v becomes two whole numbers, which add up exactly:
+A summand w v becomes a whole number of units u, which adds up exactly:
 
-    high = round(w v 2^16),   low = round((w v 2^16 - high) 2^44)
-    sum_i w_i v_i = 2^-16 sum_i high_i + 2^-60 sum_i low_i
+    k_i = round(w_i v_i / u),   sum_i w_i v_i = u sum_i k_i
 
 So the order of the clients, the number of partial sums and who else was asked make no difference.
-The resolution is 2^-60: float32 numbers from 2^-36 on are added without rounding. Two 64-bit
-integers hold sums up to 2^46 of up to 2^18 clients; :func:`largest_summand` is the limit for each.
+In a coarse sum u is 2^-45: float32 numbers whose product with their weight is 2^-22 or more are
+added without rounding, and others to within 2^-46. That is for updates, which move parameters of
+float32. In a fine sum u is 2^-58: payloads may be small throughout, such as squares of gradients.
+
+A 64-bit integer (low) holds the sum as long as the numbers of a block are below 2^51 units, which
+is 64 in a coarse sum. For larger ones there is a second number, of multiples of 2^51 units (high).
+Together they hold sums up to 2^46; :func:`largest_summand` is the limit for each summand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -23,18 +28,23 @@ from torch import Tensor
 from fedhet.strategies.base import Tensors
 
 MOST_SUMMANDS = 1 << 18
-_HIGH, _LOW = 2.0**16, 2.0**44  # units of the high part, and of the low part within it
+COARSE, FINE = 2.0**-45, 2.0**-58  # units
+_BITS = 51
+_SPLIT = 2.0**_BITS  # units
 # Added to a float64 below 2^51, 1.5 2^52 rounds it to a whole number k and leaves k in its last
-# bits: read as an integer, the sum is a constant plus k. The same for k / 2^44. Converting numbers
-# one by one takes longer. The constants are taken off at the end, modulo 2^64.
-_TO_WHOLE, _TO_LOW = 1.5 * 2.0**52, 1.5 * 2.0**52 / _LOW
-_WHOLE_BITS, _LOW_BITS = (int(np.float64(one).view(np.int64)) for one in (_TO_WHOLE, _TO_LOW))
+# bits: read as an integer, the sum is a constant plus k. Converting numbers one by one takes
+# longer. The constants are taken off at the end, modulo 2^64. The second rounds to multiples of
+# 2^51 alike.
+_TO_WHOLE, _TO_SPLIT = 1.5 * 2.0**52, 1.5 * 2.0**52 * _SPLIT
+_WHOLE = torch.tensor(_TO_WHOLE, dtype=torch.float64)
+_WHOLE_BITS = int(np.float64(_TO_WHOLE).view(np.int64))
+_MOST = 2.0**62  # units that ``low`` may hold
 _LARGEST = 2.0**46
 _SMALL = 1 << 16  # a tensor of fewer numbers is added with others
-_BLOCK = 1 << 17  # numbers at once: their parts stay in the cache
+_BLOCK = 1 << 18  # numbers at once
 _SERIAL = 1 << 12  # numbers that float32 sums well, and torch on one thread
 
-Zeros = Callable[[int], NDArray[np.int64]]
+Empty = Callable[[int], NDArray[np.int64]]
 
 
 def largest_summand(weights: float) -> float:
@@ -42,47 +52,63 @@ def largest_summand(weights: float) -> float:
     return _LARGEST / max(weights, 1.0)
 
 
-def plain_zeros(numbers: int) -> NDArray[np.int64]:
-    """Return so many zeros in this process's memory."""
-    return np.zeros(numbers, dtype=np.int64)
+def plain_empty(numbers: int) -> NDArray[np.int64]:
+    """Return room for so many numbers in this process's memory."""
+    return np.empty(numbers, dtype=np.int64)
 
 
 class ExactSum:
     """A sum of named tensors; the first summand decides names, shapes and types.
 
-    ``zeros`` allocates the sum: so many int64 zeros, perhaps where another process reads them.
+    ``unit`` is the resolution, FINE for doubles. ``empty`` allocates room for so many int64
+    numbers, perhaps where another process reads them.
     """
 
-    def __init__(self, zeros: Zeros = plain_zeros) -> None:
-        self._zeros = zeros
+    def __init__(self, unit: float = FINE, empty: Empty = plain_empty) -> None:
+        self._unit, self._empty = unit, empty
         self._like: dict[str, tuple[torch.Size, torch.dtype]] = {}  # by name
-        self._order: list[str] = []  # of the names in ``_parts``: small tensors are added as one
-        self._parts: list[NDArray[np.int64]] = []  # (high and low, numbers), with constants
-        self._own = False  # whether the first of them is this sum's; others are borrowed
-        self._summands = 0  # how often the constants are in it
+        self._order: list[str] = []  # of the names in ``_low``: small tensors are added as one
+        self._low: list[NDArray[np.int64]] = []  # parts of the sum, with the constants
+        self._high: NDArray[np.float64] | None = None  # multiples of _SPLIT
+        self._own = False  # whether the first part is this sum's; others are borrowed
+        self._summands = 0  # how often the constant is in ``_low``
+        self._bound = 0.0  # units that no number of ``_low`` exceeds, without the constants
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the allocator, which belongs to this process."""
-        return {name: value for name, value in self.__dict__.items() if name != "_zeros"}
+        return {name: value for name, value in self.__dict__.items() if name != "_empty"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore :meth:`__getstate__`."""
-        self.__dict__ = {**state, "_zeros": plain_zeros, "_own": False}  # Ray's is read-only
+        self.__dict__ = {**state, "_empty": plain_empty, "_own": False}  # Ray's is read-only
 
-    def add(self, tensors: Tensors, weight: float = 1.0) -> None:
-        """Add ``weight`` times the tensors."""
+    def add(self, tensors: Tensors, weight: float = 1.0) -> dict[str, float]:
+        """Add ``weight`` times the tensors; return their norms, as :func:`norms_of` does."""
         if not tensors:
-            return
+            return {}
         if not self._like:
             self._begin(tensors)
+        self._make_room(_SPLIT)
         self.keep()
-        at, space = 0, _space(self._parts[0].shape[1])
-        for flat in self._flat(tensors):
-            scale = flat.dtype.type(weight * _HIGH)
-            for start in range(0, len(flat), _BLOCK):
-                self._add_block(flat[start : start + _BLOCK], scale, at + start, space)
-            at += len(flat)
+        flat = {name: _wide(tensors[name].detach().reshape(-1).cpu()) for name in self._order}
+        large = {name: value for name, value in flat.items() if len(value) >= _SMALL}
+        small = {name: value for name, value in flat.items() if name not in large}
+        norms, at, largest = norms_of(small), 0, 0.0
+        joined = [torch.cat(list(small.values()))] if small else []
+        squares = []
+        for value in (*joined, *large.values()):
+            square, scale = 0.0, float(torch.tensor(weight, dtype=value.dtype)) / self._unit
+            for block in value.split(_BLOCK):
+                lengths = _lengths(block)
+                square = sum(lengths.double().square().tolist(), square)
+                longest = scale * float(lengths.max())
+                largest = max(largest, self._add_block(block, scale, longest, at))
+                at += len(block)
+            squares.append(square)
         self._summands += 1
+        self._bound += largest
+        norms |= {n: one**0.5 for n, one in zip(large, squares[len(joined) :], strict=True)}
+        return {name: norms[name] for name in tensors}
 
     def merge(self, other: Self, *, borrow: bool = False) -> None:
         """Add another part of the same sum.
@@ -91,20 +117,26 @@ class ExactSum:
         """
         if not other._like:
             return
-        self._summands += other._summands
         if not self._like:
-            self._like, self._order = other._like, other._order
-        self._parts += other._parts
+            self._like, self._order, self._unit = other._like, other._order, other._unit
+        else:
+            self._make_room(other._bound)
+        self._low += other._low
+        self._summands += other._summands
+        self._bound += other._bound
+        self._high = _sum(self._high, other._high)
         if not borrow:
             self.keep()
 
     def keep(self) -> None:
         """Copy what is borrowed."""
-        if len(self._parts) > self._own:
-            total = self._parts[0] if self._own else self._parts[0].copy()
-            for part in self._parts[1:]:
+        if len(self._low) > self._own:
+            total = self._low[0] if self._own else self._low[0].copy()
+            for part in self._low[1:]:
                 total += part
-            self._parts, self._own = [total], True
+            if self._high is not None and not self._own:
+                self._high = self._high.copy()
+            self._low, self._own = [total], True
 
     def over(self, divisor: float) -> dict[str, Tensor]:
         """Return the sum over ``divisor``, in the summands' types."""
@@ -117,71 +149,70 @@ class ExactSum:
 
     def _begin(self, tensors: Tensors) -> None:
         self._like = {name: (value.shape, value.dtype) for name, value in tensors.items()}
+        if any(value.dtype == torch.float64 for value in tensors.values()):
+            self._unit = FINE
         self._order = sorted(tensors, key=lambda name: tensors[name].numel() >= _SMALL)
         numbers = sum(value.numel() for value in tensors.values())
-        self._parts, self._own = [self._zeros(2 * numbers).reshape(2, numbers)], True
+        self._low, self._own = [self._empty(numbers)], True
 
-    def _add_block(
-        self,
-        block: NDArray[Any],
-        scale: np.floating[Any],
-        at: int,
-        space: NDArray[np.float64],
-    ) -> None:
-        (scaled, whole), (high, low) = (
-            space[:, : len(block)],
-            self._parts[0][:, at : at + len(block)],
-        )
-        product = block * scale
-        scaled[:] = product
-        if max(product.max(), -product.min()) < 2.0**51:
-            np.add(scaled, _TO_WHOLE, out=whole)
-            high += whole.view(np.int64)
-            whole -= _TO_WHOLE
+    def _make_room(self, units: float) -> None:
+        """Let numbers of so many units be added to ``_low``."""
+        if self._bound + units > _MOST:
+            self.keep()
+            carried = (self._low[0] - self._constant) >> _BITS
+            self._low[0] -= carried << _BITS
+            self._high, self._bound = _sum(self._high, carried * _SPLIT), _SPLIT
+
+    def _add_block(self, block: Tensor, scale: float, longest: float, at: int) -> float:
+        """Add numbers of which none exceeds ``longest`` units; return what none in _low exceeds."""
+        here, wide = slice(at, at + len(block)), block.to(torch.float64, copy=True)
+        if longest < _SPLIT / 2:  # the half is for what float32 has rounded
+            whole = torch.add(_WHOLE, wide, alpha=scale, out=wide).numpy()
         else:
-            np.rint(scaled, out=whole)
-            high += whole.astype(np.int64) + _WHOLE_BITS
-        scaled -= whole
-        scaled += _TO_LOW
-        low += scaled.view(np.int64)
+            longest, whole = _SPLIT, wide.mul_(scale).numpy()
+            if self._high is None:
+                self._high = np.zeros(len(self._low[0]))
+            high = whole + _TO_SPLIT
+            high -= _TO_SPLIT
+            whole -= high
+            self._high[here] += high
+            whole += _TO_WHOLE
+        if self._summands:
+            self._low[0][here] += whole.view(np.int64)
+        else:
+            self._low[0][here] = whole.view(np.int64)
+        return longest
 
     def _value(self, start: int, end: int, divisor: float, dtype: torch.dtype) -> Tensor:
-        wide = np.float32 if dtype == torch.float32 else np.float64
-        value = np.empty(end - start, wide)  # in large pages, as torch.empty is not
-        constants, space = self._constants(), _space(end - start)
+        value = np.empty(end - start, np.float32 if dtype == torch.float32 else np.float64)
         for at in range(start, end, _BLOCK):
-            first, *rest = (part[:, at : min(at + _BLOCK, end)] for part in self._parts)
-            numbers = first - constants
-            for part in rest:
-                numbers += part
-            whole, total = space[:, : numbers.shape[1]]
-            np.copyto(space[:, : numbers.shape[1]], numbers, casting="unsafe")
-            total /= _LOW
-            total += whole
-            total /= _HIGH * divisor
-            value[at - start : at - start + len(total)] = total
+            here = slice(at, min(at + _BLOCK, end))
+            numbers = self._low[0][here] - self._constant
+            for part in self._low[1:]:
+                numbers += part[here]
+            if self._high is None:
+                total = numbers.astype(np.float64)
+            else:  # the same number, however it is divided between the two
+                carried = (numbers + (1 << _BITS - 1)) >> _BITS
+                total = self._high[here] + carried * _SPLIT
+                total += numbers - (carried << _BITS)
+            total /= divisor / self._unit
+            value[at - start : here.stop - start] = total
         return torch.from_numpy(value).to(dtype)
 
-    def _constants(self) -> NDArray[np.int64]:
-        """Return what the constants have added up to, modulo 2^64: (high and low, 1)."""
-        sums = [self._summands * one % (1 << 64) for one in (_WHOLE_BITS, _LOW_BITS)]
-        return np.array(sums, dtype=np.uint64).astype(np.int64).reshape(2, 1)
-
-    def _flat(self, tensors: Tensors) -> Iterator[NDArray[Any]]:
-        """Yield the tensors as vectors in host memory, all small ones as one."""
-        flat = [_wide(tensors[name].detach().reshape(-1).cpu()).numpy() for name in self._order]
-        small = [one for one in flat if len(one) < _SMALL]
-        if small:
-            yield np.concatenate(small)
-        yield from flat[len(small) :]
+    @property
+    def _constant(self) -> np.int64:
+        """What the constants have added up to, modulo 2^64."""
+        return np.uint64(self._summands * _WHOLE_BITS % (1 << 64)).astype(np.int64)
 
 
-def _space(numbers: int) -> NDArray[np.float64]:
-    """Return room for two numbers of each of a block's; small models must not pay for a large one.
-
-    ``numbers`` is how many there are in all.
-    """
-    return np.empty((2, min(_BLOCK, numbers)))
+def _sum(
+    one: NDArray[np.float64] | None, other: NDArray[np.float64] | None
+) -> NDArray[np.float64] | None:
+    """Return the sum of two arrays, a new one where there is a second; None stands for zeros."""
+    if other is None:
+        return one
+    return other.copy() if one is None else one + other
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -191,15 +222,18 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def norms_of(tensors: Tensors) -> dict[str, float]:
     """Return the L2 norm of each tensor, the same on any number of threads."""
-    if not tensors:
-        return {}
-    wide = [_wide(value.detach().reshape(-1)) for value in tensors.values()]
-    ends = [len(value) // _SERIAL * _SERIAL for value in wide]
-    rests = torch._foreach_norm([value[end:] for value, end in zip(wide, ends, strict=True)])
-    parts = [
-        torch.linalg.vector_norm(value[:end].reshape(-1, _SERIAL), dim=1)
-        for value, end in zip(wide, ends, strict=True)
-    ]
-    squares = iter(torch.cat([*parts, torch.stack(rests)]).double().square().tolist())
-    sums = [sum(next(squares) for _ in range(end // _SERIAL)) for end in ends]
-    return {name: (one + next(squares)) ** 0.5 for name, one in zip(tensors, sums, strict=True)}
+    lengths = [_lengths(_wide(value.detach().reshape(-1))) for value in tensors.values()]
+    squares = iter(torch.cat(lengths).double().square().tolist() if lengths else ())
+    return {
+        name: sum(itertools.islice(squares, len(one)), 0.0) ** 0.5
+        for name, one in zip(tensors, lengths, strict=True)
+    }
+
+
+def _lengths(flat: Tensor) -> Tensor:
+    """Return the norms of a vector's parts of _SERIAL numbers, and of the rest."""
+    end = len(flat) // _SERIAL * _SERIAL
+    rest: Tensor = torch.linalg.vector_norm(flat[end:]).reshape(1)
+    if end == 0:
+        return rest
+    return torch.cat([torch.linalg.vector_norm(flat[:end].view(-1, _SERIAL), dim=1), rest])

@@ -13,8 +13,8 @@ from typing import Self
 from flwr.app import Message
 
 from fedhet.strategies.base import Norms, RefusedReplyError, Reply, ReplySum, ServerSide, Weighting
-from fedhet.strategies.round.exact_sum import ExactSum, Zeros, norms_of, plain_zeros
-from fedhet.strategies.round.update_diagnostics import norm
+from fedhet.strategies.round.exact_sum import COARSE, FINE, Empty, ExactSum, plain_empty
+from fedhet.strategies.round.update_diagnostics import length_of, norm
 from fedhet.strategies.wire.border import Expected, decode
 from fedhet.strategies.wire.records import (
     UNASKED,
@@ -60,24 +60,27 @@ class FoldSettings:
 
 
 class RunningSum:
-    """Sums replies; each one's numbers and norms stay. ``zeros``: see ExactSum."""
+    """Sums replies; each one's numbers and norms stay. ``empty``: see ExactSum."""
 
     def __init__(
-        self, weights: Weights, payloads: Collection[str] = (), zeros: Zeros = plain_zeros
+        self, weights: Weights, payloads: Collection[str] = (), empty: Empty = plain_empty
     ) -> None:
         self.weights = weights
         self.replies: list[Reply] = []
-        self.update, self.buffers = ExactSum(zeros), ExactSum(zeros)
-        self.payloads = {name: ExactSum(zeros) for name in payloads}
+        self.update, self.buffers = ExactSum(COARSE, empty), ExactSum(FINE, empty)
+        self.payloads = {name: ExactSum(FINE, empty) for name in payloads}
 
     def add(self, reply: Reply) -> None:
         """Add a reply."""
-        self.update.add(reply.update, self.weights.of_update(reply))
+        lengths = self.update.add(reply.update, self.weights.of_update(reply))
         self.buffers.add(reply.buffers, self.weights.of_buffers(reply))
-        for name in self.payloads.keys() & reply.payloads.keys():
-            self.payloads[name].add(reply.payloads[name])
-        payloads = {name: norm(tensors) for name, tensors in reply.payloads.items()}
-        norms = Norms(norms_of(reply.update), payloads)
+        payloads = {
+            name: length_of(self.payloads[name].add(tensors))
+            if name in self.payloads
+            else norm(tensors)
+            for name, tensors in reply.payloads.items()
+        }
+        norms = Norms(lengths, payloads)
         self.replies.append(replace(reply, update={}, payloads={}, buffers={}, norms=norms))
 
     def merge(self, other: Self, *, borrow: bool = False) -> None:
@@ -115,7 +118,7 @@ def sum_of(replies: Sequence[Reply], weights: Weights, payloads: Collection[str]
 
 
 class ReplyFold:
-    """The replies of a round so far, and why others were refused. ``zeros``: see ExactSum.
+    """The replies of a round so far, and why others were refused. ``empty``: see ExactSum.
 
     Attributes:
         sum: of the valid replies; None if they are kept in full.
@@ -130,11 +133,11 @@ class ReplyFold:
         self,
         settings: FoldSettings,
         check: Callable[[Reply], None] | None = None,
-        zeros: Zeros = plain_zeros,
+        empty: Empty = plain_empty,
     ) -> None:
         self.settings = settings
         keep = settings.keep
-        self.sum = None if keep else RunningSum(settings.weights, settings.payloads, zeros)
+        self.sum = None if keep else RunningSum(settings.weights, settings.payloads, empty)
         self.in_full: list[Reply] = []
         self.refused: dict[int, str] = {}
         self.unasked: list[str] = []

@@ -48,7 +48,12 @@ _FLOOR = 0.5
 
 def norm(tensors: Tensors) -> float:
     """Return the L2 norm of all tensors as one vector; 0 without tensors."""
-    return math.sqrt(math.fsum(length**2 for length in norms_of(tensors).values()))
+    return length_of(norms_of(tensors))
+
+
+def length_of(norms: Mapping[str, float]) -> float:
+    """Return the L2 norm of all tensors as one vector, given that of each."""
+    return math.sqrt(math.fsum(length**2 for length in norms.values()))
 
 
 def diagnose(total: ReplySum, update: Tensors) -> dict[str, float]:
@@ -67,7 +72,11 @@ def diagnose(total: ReplySum, update: Tensors) -> dict[str, float]:
     if sum(length > 0.0 for length in lengths) > 1:
         # ||sum of vectors||^2 is the sum of their squares and the products of all pairs
         figures["update_cosine"] = (of_sum**2 - squares) / (mean**2 - squares)
-    return figures | {"update_norm": mean, "step_norm": norm(update)}
+    same = update.keys() == total.update.keys() and all(
+        update[name] is value for name, value in total.update.items()
+    )
+    step = of_sum if same else norm(update)
+    return figures | {"update_norm": mean, "step_norm": step}
 
 
 def diagnose_layers(total: ReplySum, names: Sequence[str]) -> dict[str, dict[str, float]]:

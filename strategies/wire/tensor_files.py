@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.common.checksums import Label, add_checksum, metadata_of, read_header, require_label
 from fedhet.common.errors import DamagedFileError, UnreadableFileError
-from fedhet.common.files import prepare_file
+from fedhet.common.files import replace_file
 from fedhet.strategies.base import Tensors
 
 
@@ -31,16 +31,6 @@ def save_tensors(
     Raises:
         OSError: if it cannot be written, as on a full disk; ``path`` is unchanged.
     """
-    prepare_tensors(path, tensors, label, metadata)()
-
-
-def prepare_tensors(
-    path: Path, tensors: Tensors, label: Label, metadata: Mapping[str, str] | None = None
-) -> Callable[[], None]:
-    """Do what :func:`save_tensors` does, but return the part that waits for the disk.
-
-    The tensors may change before it is called.
-    """
     plain = _apart({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
 
     def write(beside: Path) -> None:
@@ -50,7 +40,7 @@ def prepare_tensors(
             raise OSError(str(error)) from error
         add_checksum(beside)
 
-    return prepare_file(path, write)
+    replace_file(path, write)
 
 
 def _apart(tensors: Tensors) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -59,14 +60,19 @@ class Conv3x3(nn.Conv2d):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return what the convolution returns, (B, O, H, W), to rounding."""
-        size = inputs.shape[2:]
-        if size == (1, 1):
-            met = self.weight[:, :, 1, 1]
-        elif size == (2, 2) and self.stride == (2, 2):
-            met = self.weight[:, :, 1:, 1:].flatten(1)
+        if inputs.shape[2:] == (1, 1):
+            met = slice(1, 2)
+        elif inputs.shape[2:] == (2, 2) and self.stride == (2, 2):
+            met = slice(1, 3)
         else:
             return super().forward(inputs)
-        return F.linear(inputs.flatten(1), met, self.bias)[..., None, None]
+        weight = self.weight
+        if weight.is_contiguous(memory_format=torch.channels_last):
+            # so its gradient lies as the weight does: autograd would copy any other
+            weight, inputs = weight.permute(0, 2, 3, 1)[:, met, met], inputs.permute(0, 2, 3, 1)
+        else:
+            weight = weight[:, :, met, met]
+        return F.linear(inputs.flatten(1), weight.flatten(1), self.bias)[..., None, None]
 
 
 def resnet8(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:

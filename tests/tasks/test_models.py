@@ -57,20 +57,25 @@ def mobilenetv2_body(shrink):
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_convolution_without_the_weights_that_meet_padding_alone_equals_pytorchs(size, stride):
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_convolution_without_the_weights_that_meet_padding_alone_equals_pytorchs(
+    size, stride, layout
+):
     generator = torch.Generator().manual_seed(0)
     plain = nn.Conv2d(4, 5, 3, stride, padding=1, dtype=torch.float64)
     ours = Conv3x3(4, 5, 3, stride, padding=1, dtype=torch.float64)
     ours.load_state_dict(plain.state_dict())
+    ours = ours.to(memory_format=layout)
     images = torch.randn(6, 4, size, size, generator=generator, dtype=torch.float64)
     results = []
     for layer in (plain, ours):
-        inputs = images.clone().requires_grad_()
+        inputs = images.clone(memory_format=layout).requires_grad_()
         outputs = layer(inputs)
         weights = torch.arange(outputs.numel(), dtype=torch.float64).view_as(outputs).cos()
         gradients = torch.autograd.grad((outputs * weights).sum(), [inputs, *layer.parameters()])
         results.append([outputs, *gradients])
     torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
+    assert results[1][2].is_contiguous(memory_format=layout)  # the weight's gradient
 
 
 MAPPING = 256 + 256 * 128 + 128  # without the weights of its first layer, which depend on the body

@@ -78,7 +78,7 @@ class ClientWorker:
         if self._sums is None:
             return ReplyFold(settings)
         self._sums.forget()  # the server has added them to its own
-        return ReplyFold(settings, zeros=self._sums.zeros)
+        return ReplyFold(settings, empty=self._sums.empty)
 
     def collect(self) -> ReplyFold:
         """Return the fold of the replies since the last call; there is at least one."""

@@ -9,10 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet.strategies.round.exact_sum import MOST_SUMMANDS, ExactSum, largest_summand, norms_of
+from fedhet.strategies.round import exact_sum
+from fedhet.strategies.round.exact_sum import (
+    COARSE,
+    FINE,
+    MOST_SUMMANDS,
+    ExactSum,
+    largest_summand,
+    norms_of,
+)
 
 BLOCK = 1 << 16  # tensors from this size on are added one by one, smaller ones as one
-RESOLUTION = 2.0**-60
 SHAPES = {
     "large": (2, BLOCK // 2 + 5),  # more than a block
     "scalar": (),
@@ -39,19 +46,16 @@ def summands(dtype: torch.dtype, shapes=SHAPES, clients=CLIENTS, high=6.0):
     return [({name: draw(s) for name, s in shapes.items()}, float(w)) for w in weights]
 
 
-def total_of(parts) -> ExactSum:
-    total = ExactSum()
+def total_of(parts, unit: float = FINE) -> ExactSum:
+    total = ExactSum(unit)
     for tensors, weight in parts:
         total.add(tensors, weight)
     return total
 
 
 def exact(parts, name: str, chosen: Tensor, divisor: float) -> list[float]:
-    """Return fsum(w_i v_i) / divisor of some numbers, products in the summands' type."""
-    products = []
-    for tensors, weight in parts:
-        values = tensors[name].reshape(-1)[chosen]
-        products.append((values if values.dtype == torch.float64 else values.float()) * weight)
+    """Return fsum(w_i v_i) / divisor of some numbers."""
+    products = [tensors[name].reshape(-1)[chosen].double() * weight for tensors, weight in parts]
     return [math.fsum(column) / divisor for column in torch.stack(products).T.tolist()]
 
 
@@ -68,20 +72,31 @@ def bits(tensors: dict[str, Tensor]) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_any_order_and_any_parts_give_the_same_bits(dtype):
-    parts, shuffle = summands(dtype), random.Random(5)
+@pytest.mark.parametrize("most", [2.0**62, 2.0**52])  # with room for all, and for two or three
+@pytest.mark.parametrize(
+    ("dtype", "unit", "high"),
+    [
+        (torch.float32, FINE, 6.0),
+        (torch.float64, FINE, 6.0),
+        (torch.float32, COARSE, 6.0),
+        (torch.float32, COARSE, -3.0),  # 60,000 of them need no second number
+        (torch.float32, COARSE, -2.9),  # and of these, some do
+    ],
+)
+def test_any_order_and_any_parts_give_the_same_bits(dtype, unit, high, most, monkeypatch):
+    parts, shuffle = summands(dtype, high=high), random.Random(5)
     weights = sum(weight for _, weight in parts)
-    expected = bits(total_of(parts).over(weights))
+    expected = bits(total_of(parts, unit).over(weights))
+    monkeypatch.setattr(exact_sum, "_MOST", most)
     assert expected.keys() == SHAPES.keys()
     for _ in range(10):
         shuffle.shuffle(parts)
-        assert bits(total_of(parts).over(weights)) == expected
+        assert bits(total_of(parts, unit).over(weights)) == expected
         cuts = sorted(shuffle.randint(0, CLIENTS) for _ in range(3))  # a part may be empty
         ends = zip([0, *cuts], [*cuts, CLIENTS], strict=True)
-        partial = [total_of(parts[start:end]) for start, end in ends]
+        partial = [total_of(parts[start:end], unit) for start, end in ends]
         shuffle.shuffle(partial)
-        merged = ExactSum()
+        merged = ExactSum(unit)
         for part in partial:
             merged.merge(part)
         assert bits(merged.over(weights)) == expected
@@ -103,15 +118,24 @@ def test_sums_are_those_of_fsum_to_the_last_bit(dtype, divisor):
         assert torch.equal(found[name].reshape(-1)[chosen], expected.to(dtype)), name
 
 
-def test_sums_of_doubles_are_those_of_fsum_to_the_resolution():
-    """Each summand is rounded to 2^-60, the sum once or twice to double precision."""
-    parts = summands(torch.float64)
-    found = total_of(parts).over(1.0)
+@pytest.mark.parametrize(
+    ("dtype", "unit", "rounded"),
+    [
+        (torch.float64, FINE, FINE),
+        (torch.float64, COARSE, FINE),
+        (torch.float32, COARSE, COARSE),
+    ],
+)
+def test_sums_are_those_of_fsum_to_the_resolution(dtype, unit, rounded):
+    """Each summand is rounded to it, the sum once or twice to double precision and to its type."""
+    parts = summands(dtype)
+    found = total_of(parts, unit).over(1.0)
     for name in SHAPES:
         chosen = some_of(found[name])
         expected = exact(parts, name, chosen, 1.0)
         for one, other in zip(found[name].reshape(-1)[chosen].tolist(), expected, strict=True):
-            assert abs(one - other) <= CLIENTS * RESOLUTION / 2 + 2 * math.ulp(other)
+            error = CLIENTS * rounded / 2 + 2 * math.ulp(other)
+            assert abs(one - other) <= error + abs(other) * torch.finfo(dtype).eps / 2
 
 
 def test_types_may_be_mixed():
@@ -146,7 +170,7 @@ def test_the_most_summands_of_the_largest_size_do_not_overflow(weight, sign):
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_most_summands_with_the_largest_low_parts_do_not_overflow(sign):
-    """(2^28 - 2^-17) 2^16 is a half away from a whole number: its low part is 2^43."""
+    """(2^28 - 2^-17) 2^58 is a multiple of 2^41 and far from one of 2^51."""
     value = sign * (largest_summand(MOST_SUMMANDS) - 2.0**-17)
     assert abs(value) == 2.0**28 - 2.0**-17
     total = total_of([({"w": torch.tensor([value], dtype=torch.float64)}, 1.0)])
@@ -197,6 +221,8 @@ def test_norms_are_those_of_double_precision_on_any_number_of_threads(dtype, thr
     assert found[0] == pytest.approx(expected, rel=1e-6, abs=0.0)
     assert found[0]["empty"] == 0.0
     assert norms_of({}) == {}
+    for unit in (COARSE, FINE):
+        assert ExactSum(unit).add(tensors, 3.0) == found[0]
 
 
 def test_norms_of_half_precision_are_not_computed_in_it():
