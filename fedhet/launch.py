@@ -69,7 +69,7 @@ from fedhet.runtimes.local.early_server import EarlyServer
 from fedhet.runtimes.resources import check_machine
 from fedhet.runtimes.run_config import app_overrides
 from fedhet.runtimes.runtime import Runtime, runtime_for
-from fedhet.sweep import session
+from fedhet.sweep import fork_launcher, session
 from fedhet.sweep.job import run_job
 from fedhet.sweep.method_keys import with_single_sweeps
 from fedhet.sweep.optuna_search import set_defaults
@@ -109,6 +109,7 @@ def main(early: EarlyServer | None = None) -> None:
         sys.argv[1:] = take_resume(with_single_sweeps(words))
         check_flags(sys.argv[1:])
         set_defaults()
+        fork_launcher.register()
         register_recipes()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
         try:
