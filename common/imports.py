@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_EXTRAS = ("matplotlib", "torchvision", "transformers")
 
 
 @contextmanager
@@ -21,3 +24,23 @@ def quick_imports() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def import_torchmetrics() -> None:
+    """Import torchmetrics without the packages of its plots, images and texts.
+
+    It would import all that are installed, among them pyplot and PyTorch's compiler, which takes
+    two of its three seconds. What it then lacks are classes that fedhet has no metric for.
+    """
+    from lightning_utilities.core.imports import RequirementCache
+
+    is_there = RequirementCache.__bool__
+
+    def is_wanted(package: RequirementCache) -> bool:
+        return not str(package.requirement).startswith(_EXTRAS) and is_there(package)
+
+    RequirementCache.__bool__ = is_wanted
+    try:
+        importlib.import_module("torchmetrics.classification")
+    finally:
+        RequirementCache.__bool__ = is_there
