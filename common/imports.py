@@ -63,8 +63,8 @@ def import_torchmetrics() -> None:
     def is_wanted(package: RequirementCache) -> bool:
         return not str(package.requirement).startswith(_EXTRAS) and is_there(package)
 
-    RequirementCache.__bool__ = is_wanted
+    RequirementCache.__bool__ = is_wanted  # type: ignore[method-assign,assignment]
     try:
         importlib.import_module("torchmetrics.classification")
     finally:
-        RequirementCache.__bool__ = is_there
+        RequirementCache.__bool__ = is_there  # type: ignore[method-assign]

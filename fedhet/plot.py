@@ -93,7 +93,10 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
 
 
 def _place(panels: Sequence[Axes], canvas: FigureCanvasAgg) -> None:
-    """Give each panel the width that its labels leave: constrained layout draws all labels twice."""
+    """Give each panel the width that its labels leave.
+
+    Constrained layout measures all labels twice, and takes as long as all the drawing.
+    """
     renderer, share = canvas.get_renderer(), 1 / len(panels)  # type: ignore[no-untyped-call]
     width, height = canvas.figure.get_size_inches()
     for number, axes in enumerate(panels):

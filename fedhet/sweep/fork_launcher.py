@@ -21,7 +21,6 @@ from typing import Any
 from hydra._internal.core_plugins import basic_launcher
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import read_write
 
 from fedhet import signals
 from fedhet.common.cpus import usable_cpus
@@ -33,8 +32,8 @@ from fedhet.runtimes.resources import gpu_names
 from fedhet.sweep.resource_slots import memory_has_room
 from fedhet.sweep.sweep_folder import SweepFolder
 
-_SHORT_SECONDS = 0.5  # a round of one CPU that is no longer is worth the company of another job
-_POLL_SECONDS = 0.05
+_SHORT_SECONDS = 0.5  # of a round
+_POLL_SECONDS = 0.1
 
 
 class ForkLauncher(basic_launcher.BasicLauncher):
@@ -80,17 +79,16 @@ class ForkLauncher(basic_launcher.BasicLauncher):
         if len(running) >= most:
             return False
         short = all(job.has_short_rounds() for job in running)
-        return bool(self._n_jobs) or (short and memory_has_room([job.pid for job in running]))
+        return bool(self._n_jobs) or (short and memory_has_room(tuple(job.pid for job in running)))
 
-    def launch_one(self, overrides: Sequence[str], number: int, share: int, pipe: Connection) -> None:
+    def launch_one(
+        self, overrides: Sequence[str], number: int, share: int, pipe: Connection
+    ) -> None:
         """Run a job in this process, which was forked for it, on one of ``share`` parts."""
         for one in signals.OF_WORKER:
             signal.signal(one, signals.end_worker)
-        assert self.config is not None
-        with read_write(self.config):
-            self.config.hydra.launcher.n_jobs = share
         try:
-            (job,) = super().launch([overrides], number)
+            (job,) = super().launch([[*overrides, f"hydra.launcher.n_jobs={share}"]], number)
         except Exception as error:  # its recipe does not compose
             job = JobReturn(status=JobStatus.FAILED, _return_value=error)
         pipe.send(JobReturn(status=job.status, _return_value=job._return_value))

@@ -11,9 +11,10 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def slots_of_machine(jobs: int) -> list[Slot]:
     return divide(sorted(affinity()), usable_cpus(), gpu_names(), jobs)
 
 
-def memory_has_room(pids: Iterable[int]) -> bool:
+@lru_cache(maxsize=1)  # looking stops the processes for a moment
+def memory_has_room(pids: tuple[int, ...]) -> bool:
     """Return whether the memory has room for twice what each of these jobs has of its own."""
     return psutil.virtual_memory().available > 2 * max(map(_own_memory, pids))
 

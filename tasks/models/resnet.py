@@ -78,9 +78,7 @@ class BasicBlock(nn.Module):
         super().__init__()
         projection = None
         if stride != 1 or channels != wide:
-            projection = nn.Sequential(
-                nn.Conv2d(channels, wide, 1, stride, bias=False), norm(wide)
-            )
+            projection = nn.Sequential(nn.Conv2d(channels, wide, 1, stride, bias=False), norm(wide))
         self.conv1 = nn.Conv2d(channels, wide, 3, stride, 1, bias=False)
         self.bn1 = norm(wide)
         self.relu = nn.ReLU(inplace=True)

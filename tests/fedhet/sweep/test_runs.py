@@ -78,6 +78,8 @@ def test_short_rounds_run_beside_each_other_with_the_bits_of_runs_alone_also_aft
         wait_for(lambda: rows_of_the_first(tmp_path) > 3)
         wait_for(lambda: statuses(tmp_path).count("running") == 2)
         family = psutil.Process(sweep.pid).children(recursive=True)
+        part = set(slots_of_machine(2)[0].cpus)  # the second job's; the first has the machine
+        wait_for(lambda: part in [set(one.cpu_affinity()) for one in family])
         sweep.kill()
         finish(sweep)
     wait_for(lambda: not alive(family))
