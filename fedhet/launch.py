@@ -66,10 +66,11 @@ from fedhet.plot import can_plot, plot_run, warm_up
 from fedhet.progress import Display, closing_panel, round_display
 from fedhet.runtimes.flower_install import LaunchError, check_flower
 from fedhet.runtimes.local.early_server import EarlyServer
+from fedhet.runtimes.local.run import libraries_of
 from fedhet.runtimes.resources import check_machine
 from fedhet.runtimes.run_config import app_overrides
 from fedhet.runtimes.runtime import Runtime, runtime_for
-from fedhet.sweep import session
+from fedhet.sweep import fork_launcher, session
 from fedhet.sweep.job import run_job
 from fedhet.sweep.method_keys import with_single_sweeps
 from fedhet.sweep.optuna_search import set_defaults
@@ -84,7 +85,6 @@ _STARTS = {  # what a runtime does first; the others first import PyTorch
     "flower": "starting Flower's SuperLink",
     "deployment": "connecting to the SuperLink",
 }
-_LOADS = "loading libraries and data, starting workers"  # when the run has begun
 _FOLLOWS = "submitted; waiting for the server's rounds"  # a launcher of runtime=deployment
 _WITH_CODE = ("local", "ray")  # runtimes that import torch in this process
 _OF_CODE = (
@@ -109,6 +109,7 @@ def main(early: EarlyServer | None = None) -> None:
         sys.argv[1:] = take_resume(with_single_sweeps(words))
         check_flags(sys.argv[1:])
         set_defaults()
+        fork_launcher.register()
         register_recipes()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
         try:
@@ -177,7 +178,8 @@ def _is_done(recipe: DictConfig, words: Sequence[str], console: Console) -> bool
     if summary.get("fingerprint", {}).get("recipe") != asked:
         return False
     title = f"{method_name(recipe)} on {recipe.task.name}"
-    _close(console, ResultsFollower(folder), summary, title)
+    results = ResultsFollower(folder)
+    _close(console, results, summary, _draw(results, title))
     return True
 
 
@@ -205,33 +207,41 @@ def _run_in(
                 display.stage(_STARTS[recipe.runtime.name])
             with runtime:
                 runtime.submit(recipe, overrides)
-                display.stage(_FOLLOWS if recipe.runtime.name == "deployment" else _LOADS)
+                display.stage(_FOLLOWS if recipe.runtime.name == "deployment" else _loads(recipe))
                 if early is None:
                     warm_up()  # one core is idle meanwhile
                 summary = _watch(runtime, results, display, end)
+                if summary["status"] != FAILED:
+                    plot = _draw(results, title)  # while the server's process ends
     except (KeyboardInterrupt, SystemExit) as signalled:
         if not runtime.continues() and _has_begun(results_dir):
             end(STOPPED, "stopped by Ctrl-C or SIGTERM")  # unless the run has said so itself
             if (results_dir / SUMMARY).exists():
-                _close(console, results, read_summary(results_dir), title)
+                _close(console, results, read_summary(results_dir), _draw(results, title))
         if isinstance(signalled, KeyboardInterrupt):
             raise KeyboardInterrupt(runtime.interrupted()) from None
         raise
     status, reason = summary["status"], summary.get("error")
     if status != FAILED:
-        _close(console, results, summary, title)
+        _close(console, results, summary, plot)
     if status != COMPLETED:
         log = results_dir / _LOG
         raise LaunchError(f"the run {_ENDED[status]}: {reason}\nits log: {log}", status)
 
 
+def _loads(recipe: DictConfig) -> str:
+    """Say what a run that has begun does before its first line."""
+    libraries = " and ".join(libraries_of(recipe)) or "libraries"
+    return f"loading {libraries} and data, starting workers"
+
+
 def _close(
-    console: Console, results: ResultsFollower, summary: Mapping[str, Any], title: str
+    console: Console, results: ResultsFollower, summary: Mapping[str, Any], plot: str
 ) -> None:
-    """Show what a run has measured, and draw it."""
+    """Show what a run has measured, and where it and its plot are."""
     folder = results.folder
     console.print(closing_panel(summary))
-    lines = [f"results  {folder}", f"plot     {_draw(results, title)}"]
+    lines = [f"results  {folder}", f"plot     {plot}"]
     if server_folder := summary.get("server_folder"):
         lines.append(f"model    {server_folder} at the server (runtime.fetch copies it)")
     if warnings := _count_warnings(folder / _LOG):

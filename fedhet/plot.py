@@ -16,6 +16,7 @@ from fedhet.report.names import method_title, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 _INK = "#3b4252"
 _ACCURACY = "#1b6ca8"
@@ -37,7 +38,7 @@ def warm_up() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(layout="constrained")
+    figure = Figure()
     canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.plot([0, 1], label="a")
@@ -64,9 +65,10 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     metrics = {name: name.removeprefix(where) for name in shown_metrics(values)}
     shares = [(round, 100 * share) for round, share in _series(rows, f"{where}accuracy")]
     panels = bool(shares) + 1 + bool(metrics) + ("counts" in counted)
-    figure = Figure(figsize=(4.6 * panels, 3.9), dpi=150, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(4.6 * panels, 3.9), dpi=150, facecolor="white")
     canvas = FigureCanvasAgg(figure)
-    over_rounds = list(figure.subplots(1, panels, squeeze=False)[0])
+    all_panels = list(figure.subplots(1, panels, squeeze=False)[0])
+    over_rounds = list(all_panels)
     if "counts" in counted:
         _partition_panel(over_rounds.pop(), **counted)
     if shares:
@@ -86,8 +88,25 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     fits = 72 * figure.get_figwidth() / (0.62 * max(1, len(title)))
     style: Any = {"color": _INK, "fontsize": min(12, fits), "fontweight": "bold"}
     figure.suptitle(plain(title), x=0.012, ha="left", **style)
-    # savefig would draw twice, once for the layout
+    _place(all_panels, canvas)
     canvas.print_png(path)  # type: ignore[no-untyped-call]
+
+
+def _place(panels: Sequence[Axes], canvas: FigureCanvasAgg) -> None:
+    """Give each panel the width that its labels leave.
+
+    Constrained layout measures all labels twice, and takes as long as all the drawing.
+    """
+    renderer, share = canvas.get_renderer(), 1 / len(panels)  # type: ignore[no-untyped-call]
+    width, height = canvas.figure.get_size_inches()
+    for number, axes in enumerate(panels):
+        labels = axes.yaxis.get_tightbbox(renderer)
+        inches = (axes.bbox.x0 - labels.x0) / canvas.figure.dpi if labels else 0.0
+        left = min(inches / width + 0.1 / width, 0.6 * share)
+        right = (0.65 if axes.images else 0.15) / width  # room for a bar's numbers
+        bottom, top = 0.5 / height, 0.62 / height
+        box = (number * share + left, bottom, share - left - right, 1 - bottom - top)
+        axes.set_position(box)
 
 
 def _accuracy_panel(axes: Axes, shares: Sequence[tuple[int, float]], label: str) -> None:
@@ -135,7 +154,7 @@ def _partition_panel(
     few = f", the first {len(counts)} of {clients} clients" if len(counts) < clients else ""
     axes.set_title(f"examples of each {what}{few}", loc="left", color=_INK, fontsize=9.5)
     axes.spines[:].set_color("#b8c0cc")
-    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=30)
+    bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
     bar.ax.tick_params(colors=_INK, labelsize=8)
 
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.imports import import_torchmetrics
 from fedhet.common.metrics import (
     METRICS,
     Kind,
@@ -95,6 +96,8 @@ class MetricSet:
         self._kept: list[tuple[Tensor, Tensor]] = []  # batches, for the user's own metrics
         self._per_class = per_class and predictions.kind != "regression"
         self._count = 0
+        if self._names and not self._own:  # whose function may need what this leaves out
+            import_torchmetrics()
         self._collection = _collection(self._names, predictions, device) if self._names else None
 
     @property

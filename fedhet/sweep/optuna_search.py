@@ -7,6 +7,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import BEST, larger_is_better, metric_of
@@ -16,7 +17,7 @@ from fedhet.sweep.sweep_folder import JobReport
 
 _DEFAULTS = {
     "direction": "maximize",  # accuracy
-    "n_jobs": "${oc.select:hydra.launcher.n_jobs,1}",  # trials proposed at once
+    "n_jobs": "${at_least_one:${oc.select:hydra.launcher.n_jobs,1}}",  # trials proposed at once
     "max_failure_rate": 1.0,  # a failed trial does not end the search
 }
 
@@ -83,3 +84,6 @@ def best_of(jobs: Sequence[JobReport], objective: str, direction: str) -> JobRep
         return None
     sign = 1 if direction == "minimize" else -1
     return min(measured, key=lambda job: (sign * job.figures[objective], job.number))
+
+
+OmegaConf.register_new_resolver("at_least_one", lambda number: number or 1, replace=True)

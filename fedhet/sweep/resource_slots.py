@@ -12,11 +12,13 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig
 
@@ -41,7 +43,9 @@ def jobs_at_once(launcher: Mapping[str, Any], batch_size: int | None, cpus: int)
     """Return how many jobs of a batch a Hydra launcher runs at once on this machine (Slurm: 1)."""
     kind = str(launcher.get("_target_")).rpartition(".")[2]
     at_once = 1
-    if kind == "JoblibLauncher":
+    if kind == "ForkLauncher":
+        at_once = int(launcher.get("n_jobs") or 1)
+    elif kind == "JoblibLauncher":
         wanted = int(launcher.get("n_jobs") or 1)
         at_once = wanted if wanted > 0 else max(1, cpus + 1 + wanted)
     elif kind == "LocalLauncher":  # submitit's starts all of them
@@ -71,6 +75,21 @@ def divide(cpus: Sequence[int], num_cpus: int, gpus: Sequence[str], jobs: int) -
 def slots_of_machine(jobs: int) -> list[Slot]:
     """Divide what this process may use among so many jobs."""
     return divide(sorted(affinity()), usable_cpus(), gpu_names(), jobs)
+
+
+@lru_cache(maxsize=1)  # looking stops the processes for a moment
+def memory_has_room(pids: tuple[int, ...]) -> bool:
+    """Return whether the memory has room for twice what each of these jobs has of its own."""
+    return psutil.virtual_memory().available > 2 * max(map(_own_memory, pids))
+
+
+def _own_memory(pid: int) -> int:
+    """Return the bytes that a job's processes share with no other process."""
+    with suppress(psutil.Error):  # it is ending
+        job = psutil.Process(pid)
+        processes = [job, *job.children(recursive=True)]
+        return sum(int(process.memory_full_info().uss) for process in processes)
+    return 0
 
 
 @contextmanager

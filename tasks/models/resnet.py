@@ -75,6 +75,62 @@ class Conv3x3(nn.Conv2d):
         return F.linear(inputs.flatten(1), weight.flatten(1), self.bias)[..., None, None]
 
 
+class BasicBlock(nn.Module):
+    """A block of :class:`ResNet18`: as :class:`Block`, by the names that torchvision has."""
+
+    def __init__(
+        self, channels: int, wide: int, stride: int, norm: Callable[[int], nn.Module]
+    ) -> None:
+        super().__init__()
+        projection = None
+        if stride != 1 or channels != wide:
+            projection = nn.Sequential(nn.Conv2d(channels, wide, 1, stride, bias=False), norm(wide))
+        self.conv1 = nn.Conv2d(channels, wide, 3, stride, 1, bias=False)
+        self.bn1 = norm(wide)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(wide, wide, 3, 1, 1, bias=False)
+        self.bn2 = norm(wide)
+        self.downsample = projection
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return features of the block's width."""
+        shortcut = inputs if self.downsample is None else self.downsample(inputs)
+        features = self.relu(self.bn1(self.conv1(inputs)))
+        features = self.bn2(self.conv2(features))
+        features += shortcut
+        return self.relu(features)  # type: ignore[no-any-return]
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 without its head: torchvision's names, and its numbers from the same seed.
+
+    Importing torchvision takes a second, since it brings PyTorch's compiler.
+    """
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = norm(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = nn.Sequential(BasicBlock(64, 64, 1, norm), BasicBlock(64, 64, 1, norm))
+        self.layer2 = nn.Sequential(BasicBlock(64, 128, 2, norm), BasicBlock(128, 128, 1, norm))
+        self.layer3 = nn.Sequential(BasicBlock(128, 256, 2, norm), BasicBlock(256, 256, 1, norm))
+        self.layer4 = nn.Sequential(BasicBlock(256, 512, 2, norm), BasicBlock(512, 512, 1, norm))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        nn.Linear(512, 1000)  # draws the numbers of ImageNet's head
+        self.fc = nn.Identity()
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return 512 features of each image."""
+        features = self.maxpool(self.relu(self.bn1(self.conv1(inputs))))
+        features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
+        return self.fc(self.avgpool(features).flatten(1))  # type: ignore[no-any-return]
+
+
 def resnet8(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return the CIFAR ResNet with n=1; 78,042 parameters with 10 classes, 83,892 with 100."""
     stem = nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False)
@@ -112,11 +168,8 @@ def _resnet18(
     head_bias: bool | None,
     stem: str,
 ) -> Model:
-    from torchvision.models import resnet18
-
     require_choice("task.stem", stem, ("imagenet", "cifar"))
-    body = resnet18(norm_layer=norm)
-    body.fc = nn.Identity()
+    body = ResNet18(norm)
     for block in body.layer4:  # one pixel, if the image has 32x32 and the stem is ImageNet's
         block.conv1.__class__ = block.conv2.__class__ = Conv3x3
     channels = input_shape[0]

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from fedhet.tasks import MODELS, build_model
 from fedhet.tasks.models import Head
 from fedhet.tasks.models.mobile import ShuffleUnit
-from fedhet.tasks.models.resnet import Conv3x3
+from fedhet.tasks.models.resnet import Conv3x3, ResNet18
 from tests.refused import refused
 
 MNIST, CIFAR, DIGITS, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (20,)
@@ -161,6 +161,19 @@ def test_vgg11_and_maecho_cnn_start_as_in_the_released_codes():
     for layer in layers[3:]:  # Xavier normal
         assert layer.weight.std().item() == pytest.approx((2 / sum(layer.weight.shape)) ** 0.5, 0.1)
     assert layers[2].weight.abs().max() <= 1152**-0.5  # uniform, as in PyTorch
+
+
+@pytest.mark.slow
+def test_a_resnet18_is_torchvisions_from_the_same_seed():
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    ours = ResNet18(nn.BatchNorm2d)
+    torch.manual_seed(0)
+    theirs = models.resnet18()
+    theirs.fc = nn.Identity()
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    images = torch.rand(2, 3, 64, 64)
+    assert torch.equal(ours(images), theirs(images))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.imports import quick_imports
+from fedhet.common.imports import load_torch_beside, quick_imports
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -98,11 +98,16 @@ def _prepare(pipe: Connection, near: Connection) -> None:
     from fedhet.runtimes.processes import end_with_parent
 
     end_with_parent(signal.SIGKILL)
+    loading = load_torch_beside()
     with quick_imports():
+        import flwr.clientapp
+        import flwr.serverapp  # noqa: F401
+
         from fedhet.conf import hand_over
         from fedhet.runtimes.local.run import import_apps, serve
 
     import_apps()
+    loading.join()  # this process will fork
     while True:
         try:
             told = pipe.recv()

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from omegaconf import DictConfig
 
 from fedhet.common.files import last_error, last_lines
-from fedhet.common.imports import quick_imports
+from fedhet.common.imports import import_torchmetrics, quick_imports
+from fedhet.common.metrics import is_own
 from fedhet.conf import compose_overrides
 from fedhet.runtimes.processes import (
     NOTHING_LEFT,
@@ -55,7 +56,7 @@ _HEAVY = (
 )
 # Packages that a model may need and that take seconds to import; with the names of fedhet's models.
 _SLOW = ("torchvision", "timm", "transformers")
-_ON_TORCHVISION = ("resnet18_", "frozen_", "feddw_mobilenetv2")
+_ON_TORCHVISION = ("frozen_", "feddw_mobilenetv2")
 _GRACE_SECONDS, _END_SECONDS = 3.0, 5.0
 _ERROR = 1  # exit code of a server whose log ends with a traceback
 _CLEANUP_SECONDS = 10  # for a server that was told to stop
@@ -139,18 +140,26 @@ def import_apps() -> None:
 
 
 def libraries_of(recipe: DictConfig) -> list[str]:
-    """Return the modules that take long and that the server and every worker of a run need.
+    """Return the packages that take long and that the server and every worker of a run need.
 
     They are imported once, before the workers are forked, and not in each process.
     """
     model = str(recipe.task.get("model") or "")
     package = model.partition(":")[0]
-    found = ["torchvision.models"] if model.startswith(_ON_TORCHVISION) else []
+    found = ["torchvision"] if model.startswith(_ON_TORCHVISION) else []
     if package.partition(".")[0] in _SLOW:
         found.append(package)
     if recipe.evaluation.metrics:
-        found.append("torchmetrics.classification")
+        found.append("torchmetrics")
     return found
+
+
+def _import_library(name: str, recipe: DictConfig) -> None:
+    with contextlib.suppress(ImportError), quick_imports():  # who needs it says so
+        if name == "torchmetrics" and not any(map(is_own, recipe.evaluation.metrics)):
+            import_torchmetrics()
+        else:
+            importlib.import_module(name)
 
 
 def serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
@@ -182,10 +191,8 @@ def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
     recipe = compose_overrides(tuple(overrides))  # before the fork: the workers inherit it
     fingerprint(recipe)  # also before: if files are edited now, all processes have one hash
     versions()
-    with quick_imports():
-        for library in libraries_of(recipe):
-            with contextlib.suppress(ImportError):  # who needs it says so
-                importlib.import_module(library)
+    for library in libraries_of(recipe):
+        _import_library(library, recipe)
     run_config: dict[str, bool | float | int | str] = {"overrides": json.dumps(list(overrides))}
     federation = Federation(CLIENT_APP, run_config, int(recipe.clients))
     context = Context(

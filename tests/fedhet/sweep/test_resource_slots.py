@@ -2,7 +2,9 @@
 
 import os
 import threading
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from filelock import FileLock
 
@@ -13,6 +15,7 @@ from fedhet.sweep.resource_slots import Slot, divide, free_slot, jobs_at_once, l
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+FORK = "hydra._internal.core_plugins.basic_launcher.ForkLauncher"
 on_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity")
 
 
@@ -20,6 +23,8 @@ on_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no C
     ("launcher", "n_jobs", "together", "expected"),
     [
         (BASIC, None, 12, 1),
+        (FORK, 0, 12, 1),
+        (FORK, 3, 12, 3),
         (JOBLIB, 3, 12, 3),
         (JOBLIB, 3, 2, 2),  # the last batch has no more
         (JOBLIB, -1, 12, 8),
@@ -51,6 +56,16 @@ def test_gpus_are_divided_or_shared(monkeypatch):
     assert divided("ab", jobs=3) == [("a", 2), ("b", 2), ("a", 2)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
     assert [list(slot.gpus) for slot in resource_slots.slots_of_machine(1)] == [["3", "5"]]
+
+
+def test_memory_that_has_no_room_for_twice_a_job_has_none_for_another(monkeypatch):
+    me = os.getpid()
+    resource_slots.memory_has_room.cache_clear()
+    assert resource_slots.memory_has_room((me,))
+    resource_slots.memory_has_room.cache_clear()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1_000_000))
+    assert not resource_slots.memory_has_room((me,))
+    resource_slots.memory_has_room.cache_clear()
 
 
 @on_linux

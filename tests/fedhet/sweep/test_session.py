@@ -222,7 +222,7 @@ def in_the_second_job(cwd):
 
 @pytest.mark.slow
 def test_a_running_sweep_cannot_be_resumed_and_a_stopped_one_keeps_what_was_measured(tmp_path):
-    words = ["-m", "seed=1,99,2"]
+    words = ["-m", "seed=1,99,2", "hydra/launcher=basic"]
     with begun(tmp_path, *words) as sweep:
         wait_for(lambda: in_the_second_job(tmp_path))
         second = fedhet(tmp_path, *words, "--resume")
