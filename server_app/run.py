@@ -43,6 +43,7 @@ from fedhet.server_app.listeners import End, Finished, Listener, Start
 from fedhet.server_app.listeners.best_model import BestModel, best_model_rule, check_measured
 from fedhet.server_app.listeners.calibration import CalibratedSets
 from fedhet.server_app.listeners.checkpoints import Checkpoints
+from fedhet.server_app.listeners.confusion import Confusion
 from fedhet.server_app.listeners.messages import Alarm, RoundLine, SmallLastBatches
 from fedhet.server_app.listeners.rows import Rows
 from fedhet.server_app.listeners.sites import Sites
@@ -115,8 +116,10 @@ class Run:
             listeners.append(BestModel(best, checkpoints, parts.metadata))
         listeners.append(checkpoints)
         listeners.append(Sites(self.folder, strategy))
+        timeout = float(recipe.runtime.round_timeout_seconds)
+        if recipe.evaluation.confusion:
+            listeners.append(Confusion(parts, timeout))
         if parts.calibration.alphas:
-            timeout = float(recipe.runtime.round_timeout_seconds)
             listeners.append(CalibratedSets(parts, int(recipe.seed), timeout))
         if self.rounds == 1 and not recipe.local.reuse_training:
             options = local_training_config(recipe.local, recipe.strategy.phases)
