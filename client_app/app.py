@@ -152,7 +152,9 @@ class Handlers:
         seconds = float(config_of(message).get("timeout-seconds", message.metadata.ttl))
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
         try:
-            with kept_at_site():
+            node = context.node_config
+            site = node.get("site-name") or f"client {node.get('partition-id', '?')}"
+            with kept_at_site(str(site)):
                 yield SitePolicy.admitting(message, context, words)
         finally:
             faulthandler.cancel_dump_traceback_later()
