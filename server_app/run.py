@@ -50,7 +50,7 @@ from fedhet.server_app.listeners.sites import Sites
 from fedhet.server_app.listeners.stopping import Divergence, EarlyStopping, Stopping
 from fedhet.server_app.loggers import Loggers
 from fedhet.server_app.machine import machine
-from fedhet.server_app.parts import parts_of
+from fedhet.server_app.parts import parts_of, table_lines
 from fedhet.server_app.resuming import restore
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.modes.robust.aggregator import RobustAggregator
@@ -218,6 +218,7 @@ class Run:
             "clients": int(self.recipe.clients) or self.strategy.num_clients,
             **({"partition": BY_CLIENT} if given else {}),
             **({"client_names": names} if names else {}),
+            **({"table": lines} if (lines := table_lines(task)) else {}),
             "run": self.strategy.state.experiment,
             "data": self.parts.data,
             "wall_seconds": time.monotonic() - self._began,
