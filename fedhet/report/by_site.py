@@ -280,8 +280,9 @@ def _answers(one: Measured) -> list[Table]:
     counts = pd.DataFrame(decisions.counts, columns=columns).astype(str)
     counts.insert(0, "class", [f"is {name}" for name in decisions.classes])
     caption = (
-        f"{one.label}: how many examples of each class (row) got which answer (column), all sites "
-        "together. The shared model answers with the most probable class."
+        f"{one.label}: the confusion matrix, how many examples of each class (row) got which "
+        "answer (column), all sites together. The shared model answers with the most probable "
+        "class."
     )
     tables = [Table(counts, caption)]
     if decisions.threshold is not None and any(decisions.at_threshold):
