@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedhet.client_app.calibration import calibrate_reply
+from fedhet.client_app.calibration import calibrate_reply, confusion_reply
 from fedhet.client_app.columns import columns_reply, sent_columns
 from fedhet.client_app.errors import kept_at_site
 from fedhet.client_app.messages import evaluate_reply, train_reply, trained, upload_seed
@@ -25,6 +25,7 @@ from fedhet.client_app.runtime import (
     task_of,
 )
 from fedhet.client_app.site_policy import SitePolicy
+from fedhet.common.decisions import CONFUSION
 from fedhet.conf import RunConfig, compose_overrides, fingerprint, overrides_of, versions
 from fedhet.strategies.round.registration import CANNOT_TRAIN, MOST_LETTERS, NAME
 from fedhet.strategies.wire.packed_records import with_plain_records
@@ -51,6 +52,7 @@ class Handlers:
         app.query()(self.register)
         app.query(COLUMNS)(self.columns)
         app.query(CALIBRATE)(self.calibrate)
+        app.query(CONFUSION)(self.confusion)
         app.train()(self.train)
         app.evaluate()(self.evaluate)
         return app
@@ -123,6 +125,13 @@ class Handlers:
                 policy.require_examples(CALIBRATE, len(client.held_out))
             return calibrate_reply(client, message)
 
+    def confusion(self, message: Message, context: Context) -> Message:
+        """Send counts of the answers that "params" give to the examples of an evaluation."""
+        with self._at_site(message, context) as policy:
+            runtime = self._runtime(message, context)
+            client = runtime.client_for(context, message)
+            return confusion_reply(client, message, policy)
+
     def _runtime(self, message: Message, context: Context) -> ClientRuntime:
         words, columns = tuple(self.words(context.run_config)), sent_columns(message)
         return client_runtime(context, words, self.functions, columns)
@@ -143,7 +152,9 @@ class Handlers:
         seconds = float(config_of(message).get("timeout-seconds", message.metadata.ttl))
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
         try:
-            with kept_at_site():
+            node = context.node_config
+            site = node.get("site-name") or f"client {node.get('partition-id', '?')}"
+            with kept_at_site(str(site)):
                 yield SitePolicy.admitting(message, context, words)
         finally:
             faulthandler.cancel_dump_traceback_later()

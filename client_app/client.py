@@ -192,11 +192,9 @@ class FederatedClient(NumPyClient):
     def logits(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return logits (n, C) and labels (n,) of the held-out examples; see ``evaluate``."""
-        if self.held_out is None:
-            raise ConfigError("this client has no held-out examples: set partition.holdout")
+        """Return logits (n, C) and labels (n,) of what it evaluates on; see ``evaluate``."""
         self._load_known(parameters, config)
-        return logits_of(self.shared.model, self.held_out)
+        return logits_of(self.shared.model, self._evaluation_data)
 
     # ---- pieces ------------------------------------------------------------------------------
 

@@ -22,16 +22,16 @@ class SiteError(RuntimeError):
 
 
 @contextlib.contextmanager
-def kept_at_site() -> Iterator[None]:
-    """Raise a SiteError in the place of each error; its cause, in the site's log, says the rest."""
+def kept_at_site(site: str) -> Iterator[None]:
+    """Raise a SiteError that names the site in the place of each error; its cause, in the site's log, says the rest."""
     try:
         with no_exit("the user's code"):
             yield
     except Exception as error:
-        raise SiteError(told(error)) from error
+        raise SiteError(told(error, site)) from error
 
 
-def told(error: Exception) -> str:
+def told(error: Exception, site: str) -> str:
     """Return fedhet's own text unless the error comes from reading data; else type and place.
 
     Of the system's errors fedhet writes the text, too: a file, and what is wrong with its disk.
@@ -42,4 +42,5 @@ def told(error: Exception) -> str:
     reads_data = not raised_in.startswith("fedhet.") or f"{raised_in}.".startswith(_READS_DATA)
     if isinstance(error, SetupError) or (own and not reads_data):
         return str(error)
-    return f"{type(error).__name__} in {raised_in}, line {line}; the site's log has its text"
+    place = f"{type(error).__name__} in {raised_in}, line {line}"
+    return f"{site}: {place}; the site's log has its text"

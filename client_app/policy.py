@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator
 
 from fedhet.common.configured import Configured, shown
+from fedhet.common.decisions import CONFUSION
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Count, Delta, Positive, Says, Text
 from fedhet.common.outside import is_name
@@ -309,7 +310,7 @@ def forbidden_by_message(rules: Policy, message: Message, recipe: DictConfig) ->
     A site tells the hour that it has come to the registration, too: it then takes part later.
     """
     kind = message.metadata.message_type
-    for record in (COLUMNS, CALIBRATE):
+    for record in (COLUMNS, CALIBRATE, CONFUSION):
         if kind == f"{MessageType.QUERY}.{record}":
             yield from forbidden_payloads(rules, [record])
     measured = ("loss", "accuracy", *recipe.evaluation.metrics)

@@ -32,6 +32,7 @@ from fedhet.client_app.policy import (
     policy_of,
     stamp_of,
 )
+from fedhet.common.decisions import ANSWERS, CONFUSION, Counts, SiteCounts
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose_overrides
 from fedhet.strategies.base import STATE_LOST, ClientData, ClientSide, Payloads, Reply
@@ -117,6 +118,12 @@ class SitePolicy:
         if (record := record_in(reply.content, COLUMNS, ArrayRecord)) is not None:
             self.require_examples(COLUMNS, int(to_tensors(record)["rows"]))
         return reply
+
+    def counted(self, counts: SiteCounts) -> dict[str, Counts]:
+        """Return the counts of a confusion matrix without classes of too few examples."""
+        by_class = counts[ANSWERS].sum(axis=1, keepdims=True)
+        self.require_examples(CONFUSION, int(by_class.max()))
+        return {n: one * (by_class >= self.rules.min_examples) for n, one in counts.items()}
 
     def require_examples(self, what: str, count: int) -> None:
         """Refuse to send statistics of fewer examples than ``min_examples``."""

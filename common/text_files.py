@@ -26,7 +26,7 @@ _OTHERS = {  # the first bytes of files that are no text
     b"PAR1": "a Parquet file: name it .parquet",
 }
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-DECIMALS = (".", ",")
+DECIMALS = {"point": ".", "comma": ","}
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Dialect:
 
     Attributes:
         separator: what stands between two fields: one of SEPARATORS, or its name.
-        decimal: the decimal point of a number.
+        decimal: the decimal point of a number: one of DECIMALS, or its name.
         encoding: of the text; None: a byte order mark's, or else UTF-8.
         group: the group of the recipe's keys that change these values, such as
             ``task.data_options``; "": they cannot be changed.
@@ -48,10 +48,10 @@ class Dialect:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        separator = SEPARATORS.get(self.separator, self.separator)
-        require_choice(self.key("separator"), separator, SEPARATORS.values())
-        object.__setattr__(self, "separator", separator)
-        require_choice(self.key("decimal"), self.decimal, DECIMALS)
+        for name, known in (("separator", SEPARATORS), ("decimal", DECIMALS)):
+            value = known.get(getattr(self, name), getattr(self, name))
+            require_choice(self.key(name), value, known.values())
+            object.__setattr__(self, name, value)
         try:
             codecs.lookup(self.encoding or "utf-8")
         except LookupError:

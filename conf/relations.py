@@ -269,21 +269,22 @@ def _check_evaluation(values: Mapping[str, Any]) -> None:
 
 def _check_calibration(values: Mapping[str, Any]) -> None:
     alphas = values["calibration"]["alphas"]
-    if not alphas:
-        return
-    start = f"calibration.alphas={list(alphas)}: "
     holdout = values["partition"].get("holdout", 0.0)
-    if not holdout:
+    if alphas and not holdout:
         raise ConfigError(
-            f"{start}clients calibrate on held-out examples, but partition.holdout={holdout}: "
-            "set it to 0.1, or calibration.alphas=[]"
+            f"calibration.alphas={list(alphas)}: clients calibrate on held-out examples, but "
+            f"partition.holdout={holdout}: set it to 0.1, or calibration.alphas=[]"
         )
-    for group in ("secure_aggregation", "differential_privacy"):
-        if values["strategy"].get(group):
-            raise ConfigError(
-                f"{start}every client sends an unprotected histogram, which strategy/{group} "
-                f"forbids; set calibration.alphas=[], or strategy/{group}=none"
-            )
+    asked = {f"calibration.alphas={list(alphas)}": "calibration.alphas=[]"} if alphas else {}
+    if values["evaluation"]["confusion"]:
+        asked["evaluation.confusion=true"] = "evaluation.confusion=false"
+    for word, off in asked.items():
+        for group in ("secure_aggregation", "differential_privacy"):
+            if values["strategy"].get(group):
+                raise ConfigError(
+                    f"{word}: every client sends an unprotected histogram, which strategy/{group} "
+                    f"forbids; set {off}, or strategy/{group}=none"
+                )
 
 
 def _check_runtime(runtime: Mapping[str, Any]) -> None:

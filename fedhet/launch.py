@@ -241,7 +241,8 @@ def _close(
     """Show what a run has measured, and where it and its plot are."""
     folder = results.folder
     console.print(closing_panel(summary))
-    lines = [f"results  {folder}", f"plot     {plot}"]
+    lines = [f"table    {line}" for line in summary.get("table", ())]
+    lines += [f"results  {folder}", f"plot     {plot}"]
     if server_folder := summary.get("server_folder"):
         lines.append(f"model    {server_folder} at the server (runtime.fetch copies it)")
     if warnings := _count_warnings(folder / _LOG):

@@ -121,23 +121,26 @@ def calibration_of(
 ) -> Calibration:
     """Return the recipe's calibration, refused if the clients cannot calibrate, or must not."""
     found = Calibration(**plain_part(recipe, "calibration"))
-    if not found.alphas:
-        return found
-    start = f"calibration.alphas={list(found.alphas)}: "
-    if not classifies(model):
-        raise ConfigError(f"{start}task.model={recipe.task.model} does not classify")
-    if isinstance(output, BuildsOutputModel):
-        raise ConfigError(
-            f"{start}strategy={method_name(recipe)} gives out another network than the clients'; "
-            "set calibration.alphas=[]"
-        )
-    kept = personal_names(model, TensorSelector(recipe.strategy.personal))
-    if recipe.evaluation.model == "clients" and (sides_with("own_model", sides) or not kept):
-        raise ConfigError(
-            f"{start}clients calibrate the shared model, but strategy={method_name(recipe)} "
-            "scores the clients' own models (evaluation.model=clients): set "
-            "evaluation.model=global, or calibration.alphas=[]"
-        )
+    asked = {}  # what clients are asked after the last round, and the word that turns it off
+    if found.alphas:
+        asked[f"calibration.alphas={list(found.alphas)}: "] = "calibration.alphas=[]"
+    if recipe.evaluation.confusion:
+        asked["evaluation.confusion=true: "] = "evaluation.confusion=false"
+    for start, off in asked.items():
+        if not classifies(model):
+            raise ConfigError(f"{start}task.model={recipe.task.model} does not classify")
+        if isinstance(output, BuildsOutputModel):
+            raise ConfigError(
+                f"{start}strategy={method_name(recipe)} gives out another network than the "
+                f"clients'; set {off}"
+            )
+        kept = personal_names(model, TensorSelector(recipe.strategy.personal))
+        if recipe.evaluation.model == "clients" and (sides_with("own_model", sides) or not kept):
+            raise ConfigError(
+                f"{start}clients use the shared model, but strategy={method_name(recipe)} "
+                "scores the clients' own models (evaluation.model=clients): set "
+                f"evaluation.model=global, or {off}"
+            )
     return found
 
 

@@ -81,7 +81,7 @@ def parts_of(
     device = pick_device(recipe.device)
     make_repeatable(device)
     task = task_of(recipe, functions, columns)
-    for line in task.about if isinstance(task, OwnTask) else ():
+    for line in table_lines(task):
         log(INFO, "%s", line)
     if reused := recipe.local.reuse_training:
         check_reused_training(recipe, Path(reused), task.classifier_tensors)
@@ -124,6 +124,11 @@ def parts_of(
         calibration=calibration_of(recipe, model, step.output, strategy.client_sides),
         client_config=_client_config(recipe, folder, columns),
     )
+
+
+def table_lines(task: AnyTask) -> list[str]:
+    """Return how the task reads a table whose columns it has found out."""
+    return task.about if isinstance(task, OwnTask) else []
 
 
 def _evaluates_at_clients(recipe: DictConfig, *, has_test: bool) -> bool:

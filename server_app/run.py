@@ -43,13 +43,14 @@ from fedhet.server_app.listeners import End, Finished, Listener, Start
 from fedhet.server_app.listeners.best_model import BestModel, best_model_rule, check_measured
 from fedhet.server_app.listeners.calibration import CalibratedSets
 from fedhet.server_app.listeners.checkpoints import Checkpoints
+from fedhet.server_app.listeners.confusion import Confusion
 from fedhet.server_app.listeners.messages import Alarm, RoundLine, SmallLastBatches
 from fedhet.server_app.listeners.rows import Rows
 from fedhet.server_app.listeners.sites import Sites
 from fedhet.server_app.listeners.stopping import Divergence, EarlyStopping, Stopping
 from fedhet.server_app.loggers import Loggers
 from fedhet.server_app.machine import machine
-from fedhet.server_app.parts import parts_of
+from fedhet.server_app.parts import parts_of, table_lines
 from fedhet.server_app.resuming import restore
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.modes.robust.aggregator import RobustAggregator
@@ -115,8 +116,10 @@ class Run:
             listeners.append(BestModel(best, checkpoints, parts.metadata))
         listeners.append(checkpoints)
         listeners.append(Sites(self.folder, strategy))
+        timeout = float(recipe.runtime.round_timeout_seconds)
+        if recipe.evaluation.confusion:
+            listeners.append(Confusion(parts, timeout))
         if parts.calibration.alphas:
-            timeout = float(recipe.runtime.round_timeout_seconds)
             listeners.append(CalibratedSets(parts, int(recipe.seed), timeout))
         if self.rounds == 1 and not recipe.local.reuse_training:
             options = local_training_config(recipe.local, recipe.strategy.phases)
@@ -215,6 +218,7 @@ class Run:
             "clients": int(self.recipe.clients) or self.strategy.num_clients,
             **({"partition": BY_CLIENT} if given else {}),
             **({"client_names": names} if names else {}),
+            **({"table": lines} if (lines := table_lines(task)) else {}),
             "run": self.strategy.state.experiment,
             "data": self.parts.data,
             "wall_seconds": time.monotonic() - self._began,

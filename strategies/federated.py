@@ -339,11 +339,17 @@ class FederatedStrategy(Strategy):
         arrays: ArrayRecord,
         config: ConfigRecord,
         timeout: float = 3600,
+        *,
+        unseen: bool = False,
     ) -> dict[int, RecordDict]:
-        """Send a model to all connected clients that may train, after the rounds; see ``query``."""
+        """Send a model to all connected clients after the rounds; see ``query``.
+
+        Those that never train are asked only with ``unseen``.
+        """
         self.availability.refresh(grid)
         config = ConfigRecord({**config, TIMEOUT: timeout})
-        asked = self.availability.ask(grid, self.availability.trainers)
+        known = self.availability
+        asked = known.ask(grid, known.present if unseen else known.trainers)
         messages = self._writer.model(message_type, self.state.round, arrays, config, asked)
         return query(grid, messages, timeout)
 

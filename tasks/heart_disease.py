@@ -50,7 +50,7 @@ def load(
     """Return the training and the test rows: inputs (n, 13), labels (n,), hospitals (n,).
 
     Args:
-        path: heart_disease.csv; None: the one in FEDHET_DATA/heart_disease.
+        path: heart_disease.csv, or a folder with it; None: FEDHET_DATA.
         client_column: the column of the hospitals.
         hospitals: train on the rows of these alone; None: of all. The test rows are of all.
         normalise: hospital: an input less its mean, over its standard deviation, of the training
@@ -99,15 +99,16 @@ class LogisticRegression(nn.Module):
 
 
 def _file(path: str | None) -> Path:
-    if path is not None:
-        place = Path(path).expanduser()
-        return place / f"{NAME}.csv" if place.is_dir() else place
-    root = os.environ.get("FEDHET_DATA")
-    if root is None:
+    given = path or os.environ.get("FEDHET_DATA")
+    if given is None:
         raise SetupError(
             f"task.path=null: name {NAME}.csv, or set FEDHET_DATA to its parent folder"
         )
-    return Path(root).expanduser() / NAME / f"{NAME}.csv"
+    place = Path(given).expanduser()
+    inside = place / f"{NAME}.csv"
+    if place.is_dir():
+        return inside if inside.is_file() else place / NAME / inside.name
+    return place
 
 
 def _complete_rows(table: DataFrame, client_column: str) -> DataFrame:

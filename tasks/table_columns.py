@@ -334,8 +334,8 @@ def _holds_numbers(table: DataFrame, name: str) -> bool:
     if np.isfinite(_floats(table, name, other)).sum() >= _MOST_NUMBERS * count:
         raise ConfigError(
             f"{where(table)}: the column {name} looks like numbers with the decimal point "
-            f"{other!r}: set {KEY}.decimal='{other}' (in a shell \"{KEY}.decimal='{other}'\"), or "
-            f"list the column in {KEY}.categorical"
+            f"{other!r}: set {KEY}.decimal={'comma' if other == ',' else 'point'}, or list the "
+            f"column in {KEY}.categorical"
         )
     return False
 

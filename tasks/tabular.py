@@ -74,7 +74,7 @@ class Table(Configured):
     separator: str = ","
     """what stands between two fields of a CSV file: ,  ;  tab  or |"""
     decimal: str = "."
-    """the decimal point of a CSV file's numbers: . or a comma"""
+    """the decimal point of a CSV file's numbers: point or comma"""
     encoding: str | None = None
     """of a CSV file, such as latin-1; None: UTF-8, or as its byte order mark says"""
     kind: Text = "classification"

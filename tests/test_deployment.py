@@ -21,8 +21,8 @@ from tests.recipes import run_recipe
 pytestmark = MARKS
 # Payloads both ways, statistics, state at the sites, scores of each site by its name.
 WORDS = [*RECIPE, "strategy=[feddw,fedpvr]", "local.epochs=1", "partition.holdout=0.2"]
-WORDS += ["evaluation.clients=true", "evaluation.per_client=true"]
-SAME = ("parameters_sha256", "accuracy", "bytes_up", "bytes_down", "failures")
+WORDS += ["evaluation.clients=true", "evaluation.per_client=true", "evaluation.confusion=true"]
+SAME = ("parameters_sha256", "accuracy", "bytes_up", "bytes_down", "failures", "confusion")
 
 
 @pytest.fixture

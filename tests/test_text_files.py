@@ -105,7 +105,7 @@ def test_a_table_is_read_in_its_dialect(tmp_path, separator, encoding):
         classes=["ja", "nein"],
         test_fraction=0.0,
         separator=separator,
-        decimal=",",
+        decimal="comma",
         encoding=encoding,
     )
     assert inputs.tolist() == [[-1, 0, 1], [1, 1, 0]]  # Bonn, Köln
@@ -117,9 +117,9 @@ def test_numbers_with_another_decimal_point_are_not_taken_for_categories(tmp_pat
     rows = [f'"{n},5",{n}.5,{"yn"[n % 2]}' for n in range(30)]
     (tmp_path / "a.csv").write_text("\n".join(["u,v,y", *rows]))
     given = {"path": str(tmp_path / "a.csv"), "target": "y", "classes": ["y", "n"]}
-    with refused("column u", f"{KEY}.decimal=','", f"{KEY}.categorical"):
+    with refused("column u", f"{KEY}.decimal=comma", f"{KEY}.categorical"):
         tabular.load(**given)
-    with refused("column v", f"{KEY}.decimal='.'"):
+    with refused("column v", f"{KEY}.decimal=point"):
         tabular.load(**given, decimal=",")
     with refused("column u", "row 1 and 29 more", f"{KEY}.decimal"):
         tabular.load(**given, numeric=["u", "v"], test_fraction=0.0)

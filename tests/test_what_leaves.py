@@ -74,6 +74,14 @@ def test_calibration_sends_the_listed_histograms(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_confusion_matrix_sends_the_listed_counts(tmp_path):
+    kind, answers, _ = MESSAGES["confusion"]
+    replies = replies_of(tmp_path, "evaluation.confusion=true")[6:]
+    assert [set(reply.content) for reply in replies] == [{kind}] * 3
+    assert all(set(reply.content[kind]) == {answers} for reply in replies)  # of ten classes
+
+
+@pytest.mark.slow
 def test_a_fit_of_columns_sends_the_listed_statistics(tmp_path):
     table = tmp_path / "rows.csv"
     table.write_text("age,town,sick\n" + "30,Oslo,yes\n40,Rome,no\n" * 20)

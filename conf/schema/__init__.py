@@ -90,6 +90,10 @@ class Evaluation(Section):
     )
     per_class: bool = Field(description="also each metric's value for each class: f1/<class>")
     per_client: bool = Field(description="also each client's own values, in per_client of a row")
+    confusion: bool = Field(
+        description="after the last round clients send counts: the confusion matrix and, with two "
+        "classes, a threshold"
+    )
     finetune_epochs: Whole = Field(
         description="in that exchange, fine-tune the model at each client for this many epochs "
         "first"

@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fedhet.common.decisions import Decisions
 from fedhet.common.metrics import larger_is_better
 from fedhet.common.results import BY_CLIENT
 from fedhet.report.blocks import Block, Entry, Heading, Paragraph, Table
 from fedhet.report.layout import Layout
 from fedhet.report.names import column_title, listed
 from fedhet.report.run_data import Run
-from fedhet.report.site_data import BEST, RECEIVED_MODEL, Decisions, SiteFigures
+from fedhet.report.site_data import BEST, RECEIVED_MODEL, SiteFigures
 
 BY_SITE, CROSS_SITE, ANSWERS = "By site", "Each site's model at every site", "Right and wrong"
 MOST_SITES = 40  # that a table shows: of more, those with the lowest figures
@@ -279,8 +280,9 @@ def _answers(one: Measured) -> list[Table]:
     counts = pd.DataFrame(decisions.counts, columns=columns).astype(str)
     counts.insert(0, "class", [f"is {name}" for name in decisions.classes])
     caption = (
-        f"{one.label}: how many examples of each class (row) got which answer (column), all sites "
-        "together. The shared model answers with the most probable class."
+        f"{one.label}: the confusion matrix, how many examples of each class (row) got which "
+        "answer (column), all sites together. The shared model answers with the most probable "
+        "class."
     )
     tables = [Table(counts, caption)]
     if decisions.threshold is not None and any(decisions.at_threshold):

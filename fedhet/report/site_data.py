@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedhet.common.decisions import CONFUSION, Decisions
 from fedhet.common.files import save_text
 from fedhet.common.metrics import CLIENT, PERSONAL, RECEIVED, MetricName
 from fedhet.common.results import BY_SITE, SITES, Row
@@ -44,21 +45,6 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Decisions:
-    """The right and wrong answers of the shared model on the sites' evaluation examples.
-
-    With two classes an answer is "positive" (the second class) from a probability on. Each site's
-    answers here are counted at the threshold that the other sites' examples choose.
-    """
-
-    classes: Sequence[str]
-    counts: Sequence[Sequence[int]]  # by class and answer, all sites: the class with most votes
-    threshold: float | None = None  # chosen on all sites' examples; None but for two classes
-    thresholds: Values = ()  # by site: chosen on the other sites' examples
-    at_threshold: Sequence[Sequence[int] | None] = ()  # by site: TN, FP, FN, TP
-
-
-@dataclass(frozen=True)
 class SiteFigures:
     """What models do at each site; lists are in the order of ``sites``, None: not measured."""
 
@@ -91,7 +77,7 @@ def read_site_figures(
 ) -> SiteFigures | None:
     """Return a run's figures by site; None if it has none, or its files cannot be read."""
     try:
-        return _evaluated(folder, summary) or _of_rows(folder, rows)
+        return _evaluated(folder, summary) or _of_run(folder, rows, summary)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -105,8 +91,10 @@ def _evaluated(folder: Path, summary: Mapping[str, Any]) -> SiteFigures | None:
     return figures if figures.parameters_sha256 == about.get("parameters_sha256") else None
 
 
-def _of_rows(folder: Path, rows: Sequence[Row]) -> SiteFigures | None:
-    """Return each client's last values (evaluation.per_client)."""
+def _of_run(folder: Path, rows: Sequence[Row], summary: Mapping[str, Any]) -> SiteFigures | None:
+    """Return each client's last values (evaluation.per_client), and evaluation.confusion's."""
+    counted = summary.get(CONFUSION, {})
+    decisions = Decisions(**counted) if "classes" in counted else None
     last: dict[str, dict[int, float]] = {}
     for row in rows:
         measured = row.get("per_client", {})
@@ -114,10 +102,11 @@ def _of_rows(folder: Path, rows: Sequence[Row]) -> SiteFigures | None:
             last = {n: v for n, v in last.items() if MetricName.read(n).where != CLIENT}
         for name, values in measured.items():
             last.setdefault(name, {}).update({int(c): v for c, v in values.items()})
-    if not last:
+    if not last and decisions is None:
         return None
     known = _read_sites(folder)
-    clients = sorted({client for values in last.values() for client in values})
+    measured = {client for values in last.values() for client in values}
+    clients = sorted(known if decisions else measured)
     sites = tuple(known.get(client, Site(client)) for client in clients)
     by_where: dict[str, dict[str, Values]] = {}
     for text, values in last.items():
@@ -130,7 +119,8 @@ def _of_rows(folder: Path, rows: Sequence[Row]) -> SiteFigures | None:
         sites,
         shared=new or received,
         own=by_where.get(PERSONAL, {}),
-        model=NEW if new else RECEIVED_MODEL,
+        decisions=decisions,
+        model=NEW if new or not received else RECEIVED_MODEL,
         trained_on=bool(known) and not any(site.held_out for site in sites),
     )
 

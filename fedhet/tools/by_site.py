@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from omegaconf import DictConfig
-from sklearn.metrics import confusion_matrix, roc_curve
 from torch import nn
 
 from fedhet.changed_task import changed_task
+from fedhet.common.decisions import MOST_CLASSES, Decisions, counts_of, decisions_of
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import METRICS, Row, read_rows
 from fedhet.load_run import model_of, recipe_of, summary_of
-from fedhet.report.site_data import BEST, NEW, Decisions, Site, SiteFigures, Values
+from fedhet.report.site_data import BEST, NEW, Site, SiteFigures, Values
 from fedhet.server_app.parts import STATES
 from fedhet.strategies.base import local_model
 from fedhet.strategies.round.client_snapshots import FILE, load_replies
 from fedhet.tasks import AnyTask, pick_device
+from fedhet.tasks.conformal.scores import probabilities_of
 from fedhet.tasks.evaluation import Batched, classifies, evaluate_model, logits_of
-
-MOST_CLASSES = 30  # of a confusion matrix
 
 
 def evaluate_sites(
@@ -98,8 +93,8 @@ class _Examples:
         if recipe.partition.name == "site":
             raise ConfigError(
                 "--by-site: with partition=site the examples are at the sites: run it with "
-                "evaluation.clients=true evaluation.per_client=true, and fedhet-report has the "
-                "table"
+                "evaluation.clients=true evaluation.per_client=true evaluation.confusion=true, and "
+                "fedhet-report has the tables"
             )
         unseen, names, device = task.unseen_clients(), task.client_names, pick_device("auto")
         self.clients = list(range(task.num_clients))
@@ -219,55 +214,8 @@ def _decisions(model: nn.Module, examples: _Examples, task: AnyTask) -> Decision
     found = {client: logits_of(model, data) for client, data in examples.data.items()}
     if any(labels.ndim > 1 for _, labels in found.values()):
         return None
-    labels = np.concatenate([labels for _, labels in found.values()])
-    answers = np.concatenate([logits.argmax(axis=1) for logits, _ in found.values()])
-    classes = range(task.num_classes)
-    counts = confusion_matrix(labels, answers, labels=classes).tolist()
-    if task.num_classes != 2:
-        return Decisions(task.class_names, counts)
-    binary = {
-        client: (positive_share(logits), labels) for client, (logits, labels) in found.items()
+    counts = {
+        client: counts_of(probabilities_of(logits, 1.0), labels)
+        for client, (logits, labels) in found.items()
     }
-    thresholds = [_threshold_of_others(binary, client) for client in examples.clients]
-    at_threshold = [
-        None if client not in binary or threshold is None else _answers(*binary[client], threshold)
-        for client, threshold in zip(examples.clients, thresholds, strict=True)
-    ]
-    whole = best_threshold(*_joined(list(binary.values())))
-    return Decisions(task.class_names, counts, whole, thresholds, at_threshold)
-
-
-Scored = tuple[NDArray[np.float64], NDArray[np.int64]]  # probabilities and labels
-
-
-def positive_share(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the probability of the second of two classes."""
-    return np.asarray(torch.from_numpy(logits).softmax(dim=1)[:, 1].numpy())
-
-
-def best_threshold(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> float | None:
-    """Return the threshold with the largest sensitivity + specificity (Youden's J).
-
-    An example is positive if its score is at least the threshold. Of equal ones the largest is
-    chosen; None if the examples are all of one class.
-    """
-    if len(set(labels.tolist())) < 2:
-        return None
-    wrong, right, thresholds = roc_curve(labels, scores)
-    gain = (right - wrong).round(12)  # or rounding would decide between equal ones
-    return float(thresholds[int(np.argmax(gain))])
-
-
-def _threshold_of_others(binary: Mapping[int, Scored], client: int) -> float | None:
-    others = [scored for other, scored in binary.items() if other != client]
-    return best_threshold(*_joined(others)) if others else None
-
-
-def _joined(parts: Sequence[Scored]) -> Scored:
-    return np.concatenate([p for p, _ in parts]), np.concatenate([y for _, y in parts])
-
-
-def _answers(scores: NDArray[np.float64], labels: NDArray[np.int64], threshold: float) -> list[int]:
-    """Return the true negatives, false positives, false negatives and true positives."""
-    counts: Any = confusion_matrix(labels, scores >= threshold, labels=[0, 1])
-    return [int(count) for count in counts.ravel()]
+    return decisions_of(counts, examples.clients, task.class_names)

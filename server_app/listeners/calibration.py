@@ -31,7 +31,6 @@ from fedhet.tasks.evaluation import Batched, logits_of
 Answers = Mapping[int, RecordDict]
 Read = TypeVar("Read")
 Ask = Callable[[str, ConfigRecord], Answers]
-QUERY = f"{MessageType.QUERY}.{CALIBRATE}"
 _LARGEST_LOSS = 1e6  # of one example, on average
 
 
@@ -53,17 +52,11 @@ class CalibratedSets(Listener):
 
     def on_end(self, end: End) -> None:
         """Report the sets; if the clients cannot calibrate, the run still counts as completed."""
-        if end.grid is None or end.arrays is None:
+        if (ask := asking(self._parts, end, self._timeout)) is None or end.arrays is None:
             return
-        strategy, classes = self._parts.strategy, self._parts.task.num_classes
-        grid, arrays = end.grid, end.arrays
-
-        def ask(kind: str, config: ConfigRecord) -> Answers:
-            config = ConfigRecord({**config, **self._parts.client_config})
-            return strategy.ask_clients(grid, kind, arrays, config, self._timeout)
-
+        classes = self._parts.task.num_classes
         try:
-            held_out = strategy.availability.registry.num_held_out
+            held_out = self._parts.strategy.availability.registry.num_held_out
             found = calibrate(self._parts.calibration, ask, classes, held_out)
         except (CalibrationError, TimeoutError) as error:
             log(ERROR, "no prediction sets: %s", error)
@@ -71,9 +64,23 @@ class CalibratedSets(Listener):
             return
         evaluation = self._parts.evaluation
         if evaluation.test_data is not None and not self._parts.has_personal:
-            model = evaluation.model_of(to_tensors(arrays))
+            model = evaluation.model_of(to_tensors(end.arrays))
             add_coverage(found, model, evaluation.test_data, classes, self._seed)
         end.about["prediction_sets"] = found
+
+
+def asking(parts: RunParts, end: End, timeout: float, *, unseen: bool = False) -> Ask | None:
+    """Return what asks the clients about the stored model; None without one."""
+    grid, arrays = end.grid, end.arrays
+    if grid is None or arrays is None:
+        return None
+
+    def ask(action: str, config: ConfigRecord) -> Answers:
+        config = ConfigRecord({**config, **parts.client_config})
+        kind = f"{MessageType.QUERY}.{action}"
+        return parts.strategy.ask_clients(grid, kind, arrays, config, timeout, unseen=unseen)
+
+    return ask
 
 
 def calibrate(
@@ -87,13 +94,14 @@ def calibrate(
     """
     share, bins = calibration.temperature_share, calibration.bins
     asked = ConfigRecord({"temperature-share": share, "bins": bins})
-    losses = _read(ask(QUERY, asked), _losses, held_out)
+    losses = read_answers(CALIBRATE, ask(CALIBRATE, asked), _losses, held_out)
     if not losses:
         raise CalibrationError("no client has sent valid log losses of its held-out examples")
     temperature = calibration.temperature(list(losses.values()))
     sizes = {score.name: bins + 1 for score in scores_for(classes)}
-    found = _read(
-        ask(QUERY, ConfigRecord({**asked, "temperature": temperature})),
+    found = read_answers(
+        CALIBRATE,
+        ask(CALIBRATE, ConfigRecord({**asked, "temperature": temperature})),
         lambda sent, most: _histograms(sent, sizes, most),
         held_out,
     )
@@ -124,18 +132,19 @@ def add_coverage(
         one |= {"coverage": covered, "mean_size": size}
 
 
-def _read(
+def read_answers(
+    action: str,
     answers: Answers,
     read: Callable[[ArrayRecord | None, int], Read],
-    held_out: Mapping[int, int],
+    most: Mapping[int, int],
 ) -> dict[int, Read]:
     """Return each client's answer, read by ``read`` with its n; refused ones are logged."""
     found = {}
     for client, content in answers.items():
         try:
-            found[client] = read(content.array_records.get(CALIBRATE), held_out[client])
+            found[client] = read(content.array_records.get(action), most[client])
         except RefusedReplyError as error:
-            log(WARNING, "calibration of client %s: refused: %s", client, error)
+            log(WARNING, "%s of client %s: refused: %s", action, client, error)
     return found
 
 

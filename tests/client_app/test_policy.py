@@ -16,6 +16,7 @@ from fedhet.client_app.errors import SiteError
 from fedhet.client_app.policy import Policy, read_policy
 from fedhet.client_app.site_policy import ENVIRONMENT, PolicyError
 from fedhet.common.configured import fields
+from fedhet.common.decisions import ANSWERS, CONFUSION
 from fedhet.common.results import read_rows
 from fedhet.strategies.wire.records import METRICS, UPDATE
 from fedhet.tools import policy as command
@@ -94,6 +95,7 @@ REFUSED = [
     ("functions: []", ["+task.path='${oc.env:HOME}'"], "query", "oc.env functions"),
     ("payloads: [c*]", ["strategy=fedproto"], "train", "prototype_sums payloads"),
     ("payloads: []", ["partition.holdout=0.1"], "query.calibrate", "calibrate payloads"),
+    ("payloads: [calibrate]", [], "query.confusion", "confusion payloads"),
     ("payloads: []", FIT, "query.columns", "columns payloads"),
     ("privacy: {by: site}", ["strategy=fedavg"], "query", "privacy.by=site"),
     ("privacy: {by: site}", [LOCAL, f"{LOCAL[:8]}.differential_privacy.reproducible_noise=true"],
@@ -292,6 +294,25 @@ def test_numbers_of_few_examples_stay_at_the_site(tmp_path):
     [trained] = found[f"{METRICS} {UPDATE}"]
     sent = {name for name in trained.content[METRICS] if not name.startswith("personal-test-")}
     assert sent == COUNTS | {"train-loss", "fit-seconds"}
+
+
+@pytest.mark.slow
+def test_a_confusion_matrix_leaves_without_classes_of_few_examples(tmp_path, caplog):
+    words = ["partition=iid", "partition.holdout=0.3", "evaluation.confusion=true"]
+    everything, enough = (
+        next(reply.content[CONFUSION] for reply in found[CONFUSION] if CONFUSION in reply.content)
+        for found in (
+            sent_by(tmp_path, f"min_examples: {least}", *words, run=str(least)) for least in (1, 6)
+        )
+    )
+    rows = everything[ANSWERS].numpy()
+    assert 0 < (rows.sum(axis=1) >= 6).sum() < 10
+    kept = rows * (rows.sum(axis=1, keepdims=True) >= 6)
+    assert (enough[ANSWERS].numpy() == kept).all()
+    policy = f"site.policy={written(tmp_path, 'min_examples: 50')}"
+    summary = run_recipe(tmp_path / "none", *TINY, "rounds=1", policy, *words)
+    assert list(summary[CONFUSION]) == ["error"]
+    assert "min_examples=50" in caplog.text
 
 
 @pytest.mark.slow

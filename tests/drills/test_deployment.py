@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
@@ -23,6 +24,7 @@ from safetensors.torch import load_file
 from fedhet.common.flower.line import installed_line
 from fedhet.common.results import read_rows
 from fedhet.common.run_events import RECORD_FILE
+from fedhet.report.site_data import read_site_figures
 from fedhet.strategies.wire.tensor_files import parameters_sha256
 from tests.deployed import MARKS, RECIPE, ROOT, SITES, Deployment, make_keys
 from tests.drills import probe
@@ -187,6 +189,53 @@ def test_a_sweep_in_the_server_app_container_trains_on_each_sites_own_images(fed
         assert len([one for one in words if "fork_executor.py" in one]) == 1, words
         assert "imports torch anew" not in federation.log(name)
     assert "Start `flwr-clientapp` process" in federation.log("clientapp-0")
+
+
+TABLES = [
+    *("task=tabular", "task.target=income", "task.data_options.fit=federated", "partition=site"),
+    *("task.data_options.numeric=[age]", "task.data_options.categorical=[town]"),
+    *("task.classes=[low,high]", "partition.holdout=0.25", "clients=3", "rounds=2"),
+    *("local.epochs=1", "local.batch_size=8", "evaluation.clients=true"),
+    *("evaluation.per_client=true", "evaluation.confusion=true"),
+    *("runtime.min_clients=2", "runtime.connect_timeout_seconds=30"),
+]
+
+
+def write_tables(folders: list[Path]) -> None:
+    """Write a table for each site: site 1 has another order and a town, site 2 lacks a column."""
+    random = np.random.default_rng(0)
+    for site, folder in enumerate(folders):
+        high = random.random(40) < 0.5
+        towns = random.choice(["Oslo", "Rome", "Bonn"][: 2 + (site == 1)], 40)
+        table = {"age": random.normal(30 + 20 * high, 5), "town": towns}
+        frame = pd.DataFrame({**table, "income": np.where(high, "high", "low")})
+        columns = (["age", "town", "income"], ["income", "town", "age"], ["town", "income"])[site]
+        frame[columns].to_csv(folder / "train.csv", index=False)
+
+
+def test_each_site_reads_its_own_table_and_one_without_a_column_is_named(federation, tmp_path):
+    data = [federation.folder / f"site-{site}" / "data" for site in SITES]
+    write_tables(data)
+    done = federation.execute(
+        "serverapp",
+        *("python", "-m", "fedhet", *TABLES, "runtime=deployment", "runtime.channels_last=false"),
+        *("runtime.address=127.0.0.1:8000", "results_dir=/results/tables"),
+    )
+    assert done.returncode == 0, done.stdout + federation.said()
+    folder = federation.folder / "server" / "results" / "tables"
+    found, rows = summary_of(folder), read_rows(folder / "metrics.jsonl")
+    assert "site 2: ConfigError in fedhet.tasks.tables" in (folder / "log.txt").read_text()
+    assert "train.csv has no column age" in federation.log("clientapp-2")  # and no further
+    assert [row["clients"] for row in rows[1:]] == [[0, 1]] * 2
+    expected = run_recipe(
+        tmp_path / "alone", *TABLES, node_config=lambda n: {"data-folder": str(data[n])}
+    )
+    same = ("parameters_sha256", "client_accuracy", "confusion")
+    assert {key: found[key] for key in same} == {key: expected[key] for key in same}
+    figures = read_site_figures(folder, rows, found)
+    assert [site.name for site in figures.sites] == ["site 0", "site 1"]
+    held_out = sum(site.held_out for site in figures.sites)
+    assert np.sum(figures.decisions.counts) == np.sum(figures.decisions.at_threshold) == held_out
 
 
 SECURE = [

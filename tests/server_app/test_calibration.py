@@ -6,9 +6,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
+from fedhet.common.decisions import CONFUSION, shapes_of
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, plain_part
 from fedhet.server_app.listeners.calibration import CalibrationError, calibrate
+from fedhet.server_app.listeners.confusion import read_counts
+from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.wire.records import to_record
 from fedhet.tasks import build_task
 from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
@@ -103,8 +106,8 @@ def test_clients_without_a_valid_answer_are_logged_and_left_out_and_the_run_comp
 
 
 def asking(histograms):
-    def ask(kind, config):
-        assert kind == "query.calibrate"
+    def ask(action, config):
+        assert action == "calibrate"
         sent = {name: torch.tensor(values) for name, values in histograms.items()}
         if "temperature" not in config:
             sent = {LOG_LOSSES: torch.arange(len(TEMPERATURES), dtype=torch.float64)}
@@ -130,6 +133,49 @@ def test_histograms_that_cannot_be_are_refused(histograms, why, caplog):
     with pytest.raises(CalibrationError, match="no client has sent"):
         calibrate(Calibration([0.1], bins=2), asking(histograms), 10, {0: 3})
     assert why in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answers", "scores", "why"),
+    [
+        ([[1, 0], [1, -1]], {}, "below 0"),
+        ([[2**62, 0], [0, 0]], {}, "above its 3 examples"),
+        ([[2, 0], [0, 2]], {(0, 0): 2, (1, 9): 2}, "more than its 3 examples"),
+        ([[1, 0], [0, 1]], {(0, 0): 2}, "different numbers"),
+        ([[1, 0, 0], [0, 1, 0]], {}, "shape"),
+        ([[1.0, 0.0], [0.0, 1.0]], {}, "not int32, int64"),
+    ],
+)
+def test_counts_of_answers_that_cannot_be_are_refused(answers, scores, why):
+    table = torch.zeros(2, 1000, dtype=torch.int64)
+    for place, count in scores.items():
+        table[place] = count
+    sent = to_record({"answers": torch.tensor(answers), "scores": table})
+    with pytest.raises(RefusedReplyError, match=why):
+        read_counts(sent, 3, shapes_of(2))
+
+
+def test_a_client_with_impossible_counts_is_left_out_of_the_confusion_matrix(tmp_path, caplog):
+    def tampered(reply):
+        if reply.has_content() and CONFUSION in reply.content.array_records:
+            found = {n: a.numpy() for n, a in reply.content[CONFUSION].items()}
+            wrong = {
+                n: torch.from_numpy(a * factor[reply.metadata.src_node_id])
+                for n, a in found.items()
+            }
+            reply.content[CONFUSION] = to_record(wrong)
+        return reply
+
+    words = [*TINY, "partition.holdout=0.5", "rounds=1", "evaluation.confusion=true"]
+    factor = {100: 1, 101: -1, 102: 1000}
+    found = run_recipe(tmp_path / "one", *words, tamper=tampered)["confusion"]
+    right = run_recipe(tmp_path / "all", *words)["confusion"]
+    assert np.less_equal(found["counts"], right["counts"]).all()
+    assert 0 < np.sum(found["counts"]) < np.sum(right["counts"])
+    assert "confusion of client 1: refused" in caplog.text
+    factor[100] = -1
+    summary = run_recipe(tmp_path / "none", *words, tamper=tampered)
+    assert (summary["status"], list(summary["confusion"])) == ("completed", ["error"])
 
 
 def test_too_few_examples_have_no_threshold():

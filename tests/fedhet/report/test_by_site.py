@@ -5,13 +5,14 @@ import json
 import pandas as pd
 import pytest
 
+from fedhet.common.decisions import Decisions
 from fedhet.common.results import BY_SITE
 from fedhet.report import by_site
 from fedhet.report.blocks import Heading, Paragraph, Table
 from fedhet.report.data_file import ReportData, parse, to_text
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import read_run
-from fedhet.report.site_data import Decisions, Site, SiteFigures
+from fedhet.report.site_data import Site, SiteFigures
 
 SITES = (Site(0, "Bern", 100, 20), Site(1, "Basel", 300, 60), Site(2, "Genf", 50, 10, unseen=True))
 FIGURES = SiteFigures(

@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from fedhet.common.decisions import counts_of, decisions_of
 from fedhet.common.results import BY_SITE
 from fedhet.load_run import model_of, recipe_of, task_of
 from fedhet.report.run_data import read_run
 from fedhet.strategies.round.client_snapshots import FILE, load_trained
 from fedhet.tasks.evaluation import evaluate_model
-from fedhet.tools.by_site import best_threshold, evaluate_sites, positive_share
+from fedhet.tools.by_site import evaluate_sites
 from fedhet.tools.evaluate import main
 from tests.recipes import TINY, run_recipe
 
@@ -19,11 +20,16 @@ HELD_OUT = [*TINY, "rounds=2", "partition.holdout=0.3", "evaluation.metrics=[f1]
 
 def test_the_threshold_has_the_largest_sum_of_sensitivity_and_specificity():
     labels, scores = np.array([0, 0, 1, 0, 1, 1]), np.array([0.1, 0.2, 0.3, 0.4, 0.6, 0.9])
+
+    def best(scores, labels):
+        found = counts_of(np.stack([1 - scores, scores], 1), labels)
+        return decisions_of({0: found}, [0], ["well", "ill"]).threshold
+
     # from 0.3 on: sensitivity 1, specificity 2/3; from 0.6 on: 2/3 and 1: of equal ones the largest
-    assert best_threshold(scores, labels) == 0.6
-    assert best_threshold(np.array([0.1, 0.2, 0.3, 0.35, 0.6, 0.9]), np.sort(labels)) == 0.35
-    assert best_threshold(scores, np.ones(6, dtype=np.int64)) is None
-    assert positive_share(np.log([[3.0, 1.0], [1.0, 1.0]])) == pytest.approx([0.25, 0.5])
+    assert best(scores, labels) == 0.6
+    assert best(np.array([0.1, 0.2, 0.3, 0.35, 0.6, 1.0]), np.sort(labels)) == 0.35
+    assert best(np.array([0.1, 0.2, 0.3, 0.3507, 0.6, 1.0]), np.sort(labels)) == 0.35  # in steps
+    assert best(scores, np.ones(6, dtype=np.int64)) is None
 
 
 @pytest.mark.slow
@@ -82,6 +88,7 @@ def test_what_cannot_be_evaluated_by_site_is_refused(fedavg_run, tmp_path, refus
 
 @pytest.mark.slow
 def test_a_binary_task_has_a_threshold_of_the_other_sites(tmp_path):
+    """The run's clients send counts of what fedhet-evaluate counts: brute force over thresholds."""
     random = np.random.default_rng(0)
     rows = [
         f"{x:.4f},{'ill' if x + random.normal() > 1 else 'well'}" for x in random.normal(size=90)
@@ -91,9 +98,12 @@ def test_a_binary_task_has_a_threshold_of_the_other_sites(tmp_path):
     run_recipe(
         tmp_path / "run",
         *("task=tabular", *table, "task.classes=[well,ill]", "partition=iid", "clients=3"),
-        *("partition.holdout=0.4", "rounds=2", "local=adam"),
+        *("partition.holdout=0.4", "rounds=2", "local=adam", "evaluation.confusion=true"),
+        "partition.unseen=[2]",
     )
     found = evaluate_sites(tmp_path / "run").decisions
+    sent = read_run(tmp_path / "run", "run", 0).sites  # by_site.json is not there
+    assert (sent.decisions, [site.client for site in sent.sites]) == (found, [0, 1, 2])
     assert list(found.classes) == ["well", "ill"]
     task = task_of(recipe_of(tmp_path / "run"))
     model = model_of(tmp_path / "run", task).cpu()
@@ -102,9 +112,10 @@ def test_a_binary_task_has_a_threshold_of_the_other_sites(tmp_path):
         [(inputs, labels)] = task.client_data(client)[1].batches(1000, generator=None, train=False)
         parts.append((model(inputs)[1].double().softmax(1)[:, 1].detach().numpy(), labels.numpy()))
     scores, labels = (np.concatenate(part) for part in zip(*parts[1:], strict=True))
-    sums = {t: (scores[labels == 1] >= t).mean() + (scores[labels == 0] < t).mean() for t in scores}
+    steps = np.arange(1000) / 1000
+    sums = {t: (scores[labels == 1] >= t).mean() + (scores[labels == 0] < t).mean() for t in steps}
     chosen = max(sums, key=lambda t: (round(sums[t], 9), t))
-    assert found.thresholds[0] == pytest.approx(chosen)
+    assert found.thresholds[0] == chosen
     own_scores, own_labels = parts[0]
     positive = own_scores >= chosen
     assert list(found.at_threshold[0]) == [
@@ -113,3 +124,5 @@ def test_a_binary_task_has_a_threshold_of_the_other_sites(tmp_path):
         int((~positive & (own_labels == 1)).sum()),
         int((positive & (own_labels == 1)).sum()),
     ]
+    scores, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
+    assert found.counts[1][0] == int(((scores <= 0.5) & (labels == 1)).sum())
