@@ -60,6 +60,7 @@ from fedhet.strategies.feduv import FedUV as FedUV
 from fedhet.strategies.ffa_lora import FFALoRA as FFALoRA
 from fedhet.strategies.fisher_merging import FisherMerging as FisherMerging
 from fedhet.strategies.flora import FLoRA as FLoRA
+from fedhet.strategies.ifca import IFCA as IFCA
 from fedhet.strategies.lg_fedavg import LGFedAvg as LGFedAvg
 from fedhet.strategies.maecho import MAEcho as MAEcho
 from fedhet.strategies.method import Method as Method

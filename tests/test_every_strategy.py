@@ -130,6 +130,8 @@ RECIPES = [
     (["strategy=fedproto", "partition=iid"], None),
     (["strategy=fedamp", "partition=iid"], None),
     (["strategy=dbe", "partition=iid"], None),
+    (["strategy=ifca", "partition=iid"], None),
+    (["strategy=ifca", "partition=iid", "strategy.ifca.layers=head.*"], None),
     (["strategy=per_fedavg"], 2.0),
     (["strategy=per_fedavg", "strategy.per_fedavg.order=hessian_free", "local.epochs=3"], 2.0),
     (["strategy=per_fedavg", "strategy.per_fedavg.same_batch=true"], 2.0),
