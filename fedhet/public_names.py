@@ -18,6 +18,7 @@ from fedhet.strategies.ditto import Ditto as Ditto
 from fedhet.strategies.ensemble import Ensemble as Ensemble
 from fedhet.strategies.fedala import FedALA as FedALA
 from fedhet.strategies.fedamp import FedAMP as FedAMP
+from fedhet.strategies.fedas import FedAS as FedAS
 from fedhet.strategies.fedavg import Centralised as Centralised
 from fedhet.strategies.fedavg import FedAdagrad as FedAdagrad
 from fedhet.strategies.fedavg import FedAdam as FedAdam

@@ -130,6 +130,7 @@ RECIPES = [
     (["strategy=fedproto", "partition=iid"], None),
     (["strategy=fedamp", "partition=iid"], None),
     (["strategy=dbe", "partition=iid"], None),
+    (["strategy=fedas", "partition=iid"], None),
     (["strategy=ifca", "partition=iid"], None),
     (["strategy=ifca", "partition=iid", "strategy.ifca.layers=head.*"], None),
     (["strategy=per_fedavg"], 2.0),
