@@ -46,7 +46,7 @@ def two_models(strategy, rounds: int):
 
 
 def test_each_group_comes_to_its_own_least_squares():
-    """With a step each and the mean by examples, of which the sum of squares is the group's."""
+    """The mean by examples of one step each is a step on the whole group's squares."""
     data = groups()
     solutions = []
     for one, two in (data[::2], data[1::2]):
@@ -79,7 +79,7 @@ def test_four_rounds_by_hand(averaging):
 
 
 def test_layers_outside_are_fedavgs_and_own_models_are_kept():
-    """The clients' choice of a head changes the bodies' start in no way; two steps a round."""
+    """Every client starts from the same body, whichever head it chooses; two steps a round."""
     data, start, model = exact_blobs(3), exact(), exact()
     server = IFCAServer(2, "head.*", "models", 1.0)
     server.init(dict(start.named_parameters()))
