@@ -18,6 +18,7 @@ from fedhet.strategies.ditto import Ditto as Ditto
 from fedhet.strategies.ensemble import Ensemble as Ensemble
 from fedhet.strategies.fedala import FedALA as FedALA
 from fedhet.strategies.fedamp import FedAMP as FedAMP
+from fedhet.strategies.fedas import FedAS as FedAS
 from fedhet.strategies.fedavg import Centralised as Centralised
 from fedhet.strategies.fedavg import FedAdagrad as FedAdagrad
 from fedhet.strategies.fedavg import FedAdam as FedAdam
@@ -60,6 +61,7 @@ from fedhet.strategies.feduv import FedUV as FedUV
 from fedhet.strategies.ffa_lora import FFALoRA as FFALoRA
 from fedhet.strategies.fisher_merging import FisherMerging as FisherMerging
 from fedhet.strategies.flora import FLoRA as FLoRA
+from fedhet.strategies.ifca import IFCA as IFCA
 from fedhet.strategies.lg_fedavg import LGFedAvg as LGFedAvg
 from fedhet.strategies.maecho import MAEcho as MAEcho
 from fedhet.strategies.method import Method as Method

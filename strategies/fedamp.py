@@ -83,32 +83,37 @@ class FedAMPServer(ServerSide):
     """Keeps the clients' models and mixes one for each client."""
 
     needs, sends = frozenset({OWN}), frozenset({CLOUD})
-    kept = ("models",)
 
     def __init__(self, alpha: float, sigma: float) -> None:
         self.alpha, self.sigma = alpha, sigma
 
     def init(self, params: Tensors) -> None:
-        """Start without models; a model's tensors have the names CLIENT:TENSOR."""
-        self.models: dict[str, Tensor] = {}
+        """Start without models."""
+        self.models: dict[int, dict[str, Tensor]] = {}
+
+    def state_dict(self) -> Payloads:
+        """Return all models as one; their tensors have the names CLIENT:TENSOR."""
+        return {"models": {f"{i}:{n}": v for i, m in self.models.items() for n, v in m.items()}}
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore the models."""
+        for key, value in state["models"].items():
+            client, _, name = key.partition(":")
+            self.models.setdefault(int(client), {})[name] = value
 
     def receive(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
         """Keep the round's models."""
-        for reply in replies:
-            self.models |= {f"{reply.client_id}:{n}": v for n, v in reply.payloads[OWN].items()}
+        self.models |= {reply.client_id: dict(reply.payloads[OWN]) for reply in replies}
         return replies
 
     def broadcast(self, client_id: int) -> Payloads:
         """Send u_i; nothing to a client without a model here."""
-        models: dict[int, dict[str, Tensor]] = {}
-        for key, value in self.models.items():
-            client, _, name = key.partition(":")
-            models.setdefault(int(client), {})[name] = value
-        own = models.pop(client_id, {})
-        weights = {j: self.alpha * self._attention(own, other) for j, other in models.items()}
+        own = self.models.get(client_id, {})
+        others = [model for j, model in self.models.items() if j != client_id]
+        weighted = [(self.alpha * self._attention(own, other), other) for other in others]
         return {
             CLOUD: {
-                name: value + sum(a * (models[j][name] - value) for j, a in weights.items() if a)
+                name: value + sum(a * (other[name] - value) for a, other in weighted if a)
                 for name, value in own.items()
             }
         }

@@ -18,7 +18,8 @@ gradient. tau = 0 is FedAvg. The shifts are for training alone: the model predic
 trains its shared head on the balanced softmax, too (fedrod.py).
 
 Where FedLC's paper and code differ: eq. 8 leaves the true class out of the softmax's denominator,
-which makes the loss unbounded below; code of others (FedDecorr's repository, tau .1) does not.
+which makes the loss unbounded below; code of others does not (FedDecorr's repository, tau .1;
+Flower's baseline, .5; fluke).
 """
 
 from __future__ import annotations

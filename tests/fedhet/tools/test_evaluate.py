@@ -257,6 +257,8 @@ FIXED_BODY = "strategy.phases=[{layers:'head.*',epochs:null}]"
     [
         (["ditto"], 3),
         (["local"], 3),
+        (["ifca"], 3),
+        (["fedas"], 3),
         (["apfl", "strategy.apfl.alpha=1", "strategy.apfl.alpha_lr=0"], 3),
         (["fedper", FIXED_BODY], 3),  # the body that a client has trained is the shared one
         (["apfl"], 1),  # here too: of one client, the server's model is the one that it has trained
