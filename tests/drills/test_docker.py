@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -314,6 +315,28 @@ def test_a_program_is_healthy_while_it_is_connected(family):
             health.require_connection(f"localhost:{port}")
     with pytest.raises(ConnectionRefusedError):
         health.require_connection(f"localhost:{port}")
+
+
+@pytest.mark.slow
+def test_a_supernode_is_healthy_once_the_superlink_has_let_it_in(tmp_path):
+    """Flower's own page and a connection say nothing of that: here nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as superlink, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address, port = f"127.0.0.1:{superlink.getsockname()[1]}", free.getsockname()[1]
+        free.close()
+        words = [f"--superlink={address}", "--insecure", "--isolation=process", f"--port={port}"]
+        command = [sys.executable, str(DOCKER / "start.py"), "flower-supernode", *words]
+        check = [sys.executable, str(DOCKER / "health.py"), f"http://127.0.0.1:{port}/health"]
+        check += ["--connected-to", address]
+        with subprocess.Popen(command, cwd=tmp_path) as supernode:
+            try:
+                while subprocess.run(check, stderr=subprocess.DEVNULL).returncode != 0:
+                    assert supernode.poll() is None
+                    time.sleep(0.5)
+                checked = subprocess.run([*check, "--file", "activated"], cwd=tmp_path)
+            finally:
+                supernode.kill()
+    assert checked.returncode == 1
 
 
 # ---- keys.py -------------------------------------------------------------------------------------
