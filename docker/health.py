@@ -1,7 +1,7 @@
 """Health check of a container: exit code 0 if it is healthy, else 1 with the reason.
 
 python health.py https://127.0.0.1:8000/health --ca ca.crt    a SuperLink
-python health.py http://127.0.0.1:9094/health --connected-to host:9092 --file activated    a SuperNode
+python health.py http://127.0.0.1:9094/health --connected-to host:9092 --file activated    a node
 python health.py --connected-to 127.0.0.1:8000    an executor, which asks for work every second
 python health.py tcp://127.0.0.1:9092    a gate
 """
