@@ -2,7 +2,7 @@
 # PYTHON is the interpreter that makes that environment (3.11 to 3.14); ARGS goes to the command a target runs.
 PYTHON ?= python3
 ARGS ?=
-# FLWR=1.42 takes Flower's HTTP line, in place of 1.39, whose sites speak gRPC (docs/flower-releases.md).
+# FLWR=1.39 takes the line of Flower whose sites speak gRPC, in place of the newest (docs/flower-releases.md).
 FLWR ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,7 @@ help: ## list the targets
 
 install: $(STAMP) ## make .venv with the pinned dependencies, if that has not been done
 
-$(STAMP): pyproject.toml constraints.txt constraints-1.42.txt
+$(STAMP): pyproject.toml constraints.txt constraints-1.39.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
 	  { echo "fedhet is installed with Python 3.11 to 3.14, and $(PYTHON) is another: make $(MAKECMDGOALS) PYTHON=python3.13"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

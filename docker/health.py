@@ -1,7 +1,7 @@
 """Health check of a container: exit code 0 if it is healthy, else 1 with the reason.
 
 python health.py https://127.0.0.1:8000/health --ca ca.crt    a SuperLink
-python health.py http://127.0.0.1:9094/health --connected-to host:9092    a SuperNode and SuperLink
+python health.py http://127.0.0.1:9094/health --connected-to host:9092 --file activated    a node
 python health.py --connected-to 127.0.0.1:8000    an executor, which asks for work every second
 python health.py tcp://127.0.0.1:9092    a gate
 """
@@ -28,8 +28,11 @@ def main() -> None:
     parser.add_argument(
         "--connected-to", metavar="HOST:PORT", help="what it must be connected to, or ${NAME}"
     )
+    parser.add_argument("--file", type=Path, help="a file that must exist")
     options = parser.parse_args()
     try:
+        if options.file:
+            options.file.stat()
         if options.url and urlsplit(options.url).scheme == "tcp":
             connect(urlsplit(options.url).netloc)
         elif options.url:

@@ -11,8 +11,8 @@ Flower's HTTP line (1.40 and later) serves the sites on the same port as Control
 reverse proxy, takes the sites' port; the gRPC line (1.39) needs none, and the gate only waits.
 
 fedhet/common/flower mends what Flower's programs lack: a SuperNode ends when one of its threads
-dies, a SuperLink checks who calls and waits for its database, and an executor forks its apps from a
-process that has imported torch.
+dies and tells when it is let in, a SuperLink checks who calls and waits for its database, and an
+executor forks its apps from a process that has imported torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from string import Template
 from typing import NoReturn
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.flower import database_locks, fork_executor, programs, supernode_threads
+from fedhet.common.flower import (
+    database_locks,
+    fork_executor,
+    programs,
+    supernode_activation,
+    supernode_threads,
+)
 from fedhet.common.flower.gate import Gate
 from fedhet.common.flower.line import installed_line, installed_release, untried
 
@@ -79,6 +85,7 @@ def mend(program: str) -> None:
     """Mend what Flower's programs lack in a deployment (fedhet/common/flower)."""
     if program == "flower-supernode":
         supernode_threads.install()
+        supernode_activation.install(Path.cwd() / "activated")
     elif program == "flower-superlink":
         installed_line().check_callers()
         database_locks.install()

@@ -37,13 +37,14 @@ NORMALISED = ("hospital", "pooled")
 _TARGET = "target"
 _SPLIT_SEED, _TRAIN_SHARE = 43, 0.66
 
-Rows = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.str_]]
+Rows = tuple[NDArray[Any], ...]
 
 
 def load(
     *,
     path: str | None = None,
     client_column: str = "hospital",
+    data_folder: Path | None = None,
     hospitals: Sequence[str] | None = None,
     normalise: str = "hospital",
 ) -> tuple[Rows, Rows]:
@@ -52,6 +53,8 @@ def load(
     Args:
         path: heart_disease.csv, or a folder with it; None: FEDHET_DATA.
         client_column: the column of the hospitals.
+        data_folder: with partition=site, a hospital's folder with its own heart_disease.csv; the
+            rows are then returned without their hospital.
         hospitals: train on the rows of these alone; None: of all. The test rows are of all.
         normalise: hospital: an input less its mean, over its standard deviation, of the training
             rows of each row's hospital; pooled: of all training rows.
@@ -60,7 +63,12 @@ def load(
         ConfigError: for a missing file or column, or an unknown hospital.
     """
     require_choice("task.data_options.normalise", normalise, NORMALISED)
-    table = _complete_rows(read_table(_file(path), Dialect()), client_column)
+    if data_folder is not None and normalise != "hospital":
+        raise ConfigError(
+            f"task.data_options.normalise={normalise}: with partition=site each hospital has only "
+            "its own rows: set it to hospital"
+        )
+    table = _complete_rows(read_table(_file(data_folder or path), Dialect()), client_column)
     names = table[client_column].astype(str).to_numpy(dtype=str)
     known = sorted(set(names.tolist()))
     for name in hospitals or ():
@@ -77,7 +85,8 @@ def load(
     chosen = train & np.isin(names, known if hospitals is None else list(hospitals))
 
     def rows_of(part: NDArray[np.bool_]) -> Rows:
-        return scaled[part].astype(np.float32), labels[part], names[part]
+        rows = scaled[part].astype(np.float32), labels[part]
+        return rows if data_folder is not None else (*rows, names[part])
 
     return rows_of(chosen), rows_of(~train)
 
@@ -98,7 +107,7 @@ class LogisticRegression(nn.Module):
         return torch.cat([torch.zeros_like(positive), positive], dim=1)
 
 
-def _file(path: str | None) -> Path:
+def _file(path: str | Path | None) -> Path:
     given = path or os.environ.get("FEDHET_DATA")
     if given is None:
         raise SetupError(

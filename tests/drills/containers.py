@@ -231,7 +231,7 @@ class Containers(Deployment):
         before = inspect(container)["RestartCount"]
         since = str(time.time())
         self.start(name)
-        self.wait(lambda: ACTIVATED in docker("logs", "--since", since, container), name)
+        self.wait(lambda: ACTIVATED in self.log(name, "--since", since), name)
         tries = inspect(container)["RestartCount"] - before + 1
         return time.monotonic() - began, tries
 
@@ -266,9 +266,9 @@ class Containers(Deployment):
             time.sleep(0.5)
         return time.monotonic() - began
 
-    def log(self, name: str) -> str:
+    def log(self, name: str, *words: str) -> str:
         done = subprocess.run(
-            ["docker", "logs", self.container(name)],
+            ["docker", "logs", *words, self.container(name)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

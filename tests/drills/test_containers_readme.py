@@ -9,10 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.compose import DOCKER
 from tests.drills.containers import IMAGE, MARKS, docker, free_port, image_of_this_clone, own
+from tests.drills.test_hospitals import SITES, data_folder
 from tests.processes import SECONDS, finish, start, summary_of
 
 pytestmark = MARKS
@@ -89,6 +91,26 @@ class Machine:
         return [one for kind in kinds for one in docker(*kind, "-q", "-f", label).split()]
 
 
+def hospitals(home: Path, *folders: Path) -> Path:
+    """Give each folder a hospital's own table; return the table of them all."""
+    home.mkdir()
+    table = pd.read_csv(data_folder(home) / "heart_disease" / "heart_disease.csv")
+    names = SITES[: len(folders)]
+    for name, folder in zip(names, folders, strict=True):
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = table[table["hospital"] == name]
+        rows.to_csv(folder / "heart_disease.csv", index=False)
+    whole = home / "whole.csv"
+    table[table["hospital"].isin(names)].to_csv(whole, index=False)
+    return whole
+
+
+def give_server(machine: Machine, whole: Path) -> None:
+    folder = machine.folder / "docker" / "server" / "data" / "heart_disease"
+    folder.mkdir()
+    shutil.copy(whole, folder / "heart_disease.csv")
+
+
 def same_as_one_machine(found: Path, folder: Path, *words: str) -> None:
     """Compare a run with that of `fedhet runtime=local`."""
     code, said = finish(start(folder, *words, "runtime=local", f"results_dir={folder / 'alone'}"))
@@ -98,42 +120,42 @@ def same_as_one_machine(found: Path, folder: Path, *words: str) -> None:
     assert {key: here[key] for key in SAME} == {key: alone[key] for key in SAME}
 
 
+def words_of(run: str, whole: Path) -> list[str]:
+    """Return the words of a run's recipe for one machine that has all the tables."""
+    words = shlex.split(run.partition("fedhet runtime")[2])[1:]
+    alone = [word.replace("=site", "=natural") for word in words if "results" not in word]
+    return [*alone, *([f"task.path={whole}"] if "task=heart_disease" in words else [])]
+
+
 def test_the_readmes_commands_on_one_machine(image, tmp_path):
-    """Three sites: FedPVR with its control variates, and MA-Echo with its projections."""
+    """Three hospitals: FedPVR with its control variates; on digits MA-Echo with its projections."""
     machine = Machine(
         tmp_path / "clone", "fedhet-readme", FLEET_ADDRESS="127.0.0.1", FLEET_PORT=str(free_port())
     )
     keys, up = blocks("Four commands")[-1].splitlines()
     (run,) = (one for one in blocks("A run") if "fedhet runtime" in one)
-    run = run.replace("docker/server.yaml", "docker/federation.yaml").replace(
-        "rounds=20", "rounds=2"
-    )
+    run = run.replace("docker/server.yaml", "docker/federation.yaml")
+    run = run.replace("rounds=20", "rounds=2").replace("clients=4", "clients=3")
+    other = run.replace("heart_disease partition=site", "digits").replace("/first", "/other")
     try:
         machine.types(keys)
+        folders = [machine.folder / f"docker/site-{n}/data" for n in range(3)]
+        whole = hospitals(tmp_path / "tables", *folders)
+        give_server(machine, whole)
         machine.types(up)
-        for strategy in ("fedpvr", "maecho"):
-            said = machine.types(
-                run.replace("strategy=fedpvr", f"strategy={strategy}").replace(
-                    "/first", f"/{strategy}"
-                )
-            )
-            assert "round " in said
-            results = machine.folder / "docker" / "server" / "results" / strategy
-            words = [
-                word
-                for word in shlex.split(run.partition("fedhet runtime")[2])[1:]
-                if "results" not in word
-            ]
-            words = [word.replace("fedpvr", strategy) for word in words]
-            (tmp_path / strategy).mkdir()
-            same_as_one_machine(results, tmp_path / strategy, *words)
+        for one in (run, other.replace("strategy=fedpvr", "strategy=maecho")):
+            assert "round " in machine.types(one)
+            name = one.rpartition("/")[2].strip()
+            results = machine.folder / "docker" / "server" / "results" / name
+            (tmp_path / name).mkdir()
+            same_as_one_machine(results, tmp_path / name, *words_of(one, whole))
     finally:
         left = machine.down("docker/federation.yaml")
     assert left == []
-    assert (machine.folder / "docker/server/results/fedpvr/model.safetensors").exists()
+    assert (machine.folder / "docker/server/results/first/model.safetensors").exists()
 
 
-def test_the_readmes_four_commands_on_a_server_and_two_sites(image, tmp_path):
+def test_the_readmes_four_commands_on_a_server_and_four_sites(image, tmp_path):
     """Machines that share nothing but the one published port: Compose projects of their own."""
     address = docker(
         "network", "inspect", "bridge", "-f", "{{(index .IPAM.Config 0).Gateway}}"
@@ -142,7 +164,8 @@ def test_the_readmes_four_commands_on_a_server_and_two_sites(image, tmp_path):
     server = Machine(
         tmp_path / "server", "fedhet-machine-0", FLEET_ADDRESS=address, FLEET_PORT=port
     )
-    sites = [Machine(tmp_path / f"site-{n}", f"fedhet-machine-{n + 1}") for n in range(2)]
+    sites = [Machine(tmp_path / name, f"fedhet-machine-{n}") for n, name in enumerate(SITES, 1)]
+    tables = [tmp_path / "mounted" / name for name in SITES]
     (listed, setting, *_) = blocks("Four commands")
     commands = [
         line.split("$", 1)[1].strip().replace("fl.example.org", address)
@@ -155,32 +178,30 @@ def test_the_readmes_four_commands_on_a_server_and_two_sites(image, tmp_path):
         "site",
     ]
     (run,) = (one for one in blocks("A run") if "fedhet runtime" in one)
-    run = run.replace("rounds=20", "rounds=2").replace("clients=3", "clients=2")
+    run = run.replace("rounds=20", "rounds=2")
     try:
         server.types(commands[0])
-        for number, site in enumerate(sites):
-            site.types(commands[1].replace("hospital-a", f"hospital-{number}"))
+        whole = hospitals(tmp_path / "tables", *tables)
+        give_server(server, whole)
+        for name, site in zip(SITES, sites, strict=True):
+            site.types(commands[1].replace("hospital-a", name))
             keys = site.folder / "docker/site/keys"
             shutil.copy(server.folder / "docker/server/keys/ca.crt", keys)
-            shutil.copy(keys / f"hospital-{number}.pub", server.folder / "docker/server/nodes")
+            shutil.copy(keys / f"{name}.pub", server.folder / "docker/server/nodes")
         server.types(commands[2])
         for number, site in enumerate(sites):
             lines = [line.strip() for line in setting.splitlines()]
             settings = dict(line.split("=", 1) for line in lines)
             settings |= {"SUPERLINK": f"{address}:{port}", "PARTITION_ID": str(number)}
-            settings |= {"NUM_PARTITIONS": "2", "SITE_DATA": str(tmp_path)}
+            settings |= {"SITE_NAME": SITES[number], "SITE_DATA": str(tables[number])}
             site.configure(**settings)
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda site: site.types(commands[3]), sites))
         for site in sites:
             site.wait_until_healthy("docker compose -f docker/site.yaml ps supernode")
         server.types(run)
-        words = [
-            word
-            for word in shlex.split(run.partition("fedhet runtime")[2])[1:]
-            if "results" not in word
-        ]
-        same_as_one_machine(server.folder / "docker/server/results/first", tmp_path, *words)
+        results = server.folder / "docker/server/results/first"
+        same_as_one_machine(results, tmp_path, *words_of(run, whole))
     finally:
         left = [one for site in sites for one in site.down("docker/site.yaml")]
         left += server.down("docker/server.yaml")

@@ -325,7 +325,8 @@ def test_strangers_are_refused_as_nodes_and_every_key_is_registered_once(federat
     make_keys(tmp_path, "site", "stranger")
     make_keys(tmp_path, "server", "fl.example.org")
     service = federation.services["supernode-0"]
-    service = replace(service, mounts={**service.mounts, "/stranger": tmp_path})
+    own = {"/stranger": tmp_path, "/tmp": tmp_path / "tmp"}
+    service = replace(service, mounts={**service.mounts, **own})
 
     def refused(number: int, changes: dict[str, str]) -> tuple[int, str]:
         changes = {**changes, "--port=9094": f"--port={9194 + number}"}
@@ -340,6 +341,7 @@ def test_strangers_are_refused_as_nodes_and_every_key_is_registered_once(federat
     for name, (_, message) in STRANGERS.items():
         assert found[name][0] == 1, name
         assert message in found[name][1], name
+    assert not (tmp_path / "tmp" / "activated").exists()  # so none was healthy
     before = {node["node-id"] for node in federation.nodes()}
     assert federation.checked("register").count("its key was registered before") == len(SITES)
     assert {node["node-id"] for node in federation.nodes()} == before

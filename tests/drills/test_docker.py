@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -278,16 +279,18 @@ def test_a_missing_variable_is_named_and_a_refusal_is_printed_and_ends_the_conta
 
 
 @pytest.mark.slow
-def test_a_supernode_ends_when_one_of_its_threads_dies():
-    words = """
+@pytest.mark.parametrize("dies", ["thread", "main"])
+def test_a_supernode_ends_when_one_of_its_threads_dies(dies):
+    words = f"""
 import sys, threading, time, types
 def supernode():
     print(sys.argv, flush=True)
-    threading.Thread(target=lambda: 1 / 0).start()
-    time.sleep(60)
+    threading.Thread(target=lambda: {"1 / 0" if dies == "thread" else "time.sleep(60)"}).start()
+    {"time.sleep(60)" if dies == "thread" else "1 / 0"}
 sys.path.insert(0, sys.argv[1])
 import start
 start.mend("flower-supernode")
+start.supernode_threads._SECONDS = 1.0
 sys.argv = ["flower-supernode", "--insecure"]
 supernode()
 """
@@ -296,7 +299,7 @@ supernode()
     assert done.returncode == 1
     assert done.stdout == "['flower-supernode', '--insecure']\n"
     assert "ZeroDivisionError" in done.stderr
-    assert "a thread of the SuperNode died" in done.stderr
+    assert ("a thread of the SuperNode died" in done.stderr) == (dies == "thread")
 
 
 # ---- health.py -----------------------------------------------------------------------------------
@@ -314,6 +317,28 @@ def test_a_program_is_healthy_while_it_is_connected(family):
             health.require_connection(f"localhost:{port}")
     with pytest.raises(ConnectionRefusedError):
         health.require_connection(f"localhost:{port}")
+
+
+@pytest.mark.slow
+def test_a_supernode_is_healthy_once_the_superlink_has_let_it_in(tmp_path):
+    """Flower's own page and a connection say nothing of that: here nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as superlink, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address, port = f"127.0.0.1:{superlink.getsockname()[1]}", free.getsockname()[1]
+        free.close()
+        words = [f"--superlink={address}", "--insecure", "--isolation=process", f"--port={port}"]
+        command = [sys.executable, str(DOCKER / "start.py"), "flower-supernode", *words]
+        check = [sys.executable, str(DOCKER / "health.py"), f"http://127.0.0.1:{port}/health"]
+        check += ["--connected-to", address]
+        with subprocess.Popen(command, cwd=tmp_path) as supernode:
+            try:
+                while subprocess.run(check, stderr=subprocess.DEVNULL).returncode != 0:
+                    assert supernode.poll() is None
+                    time.sleep(0.5)
+                checked = subprocess.run([*check, "--file", "activated"], cwd=tmp_path)
+            finally:
+                supernode.kill()
+    assert checked.returncode == 1
 
 
 # ---- keys.py -------------------------------------------------------------------------------------

@@ -49,14 +49,19 @@ def made_up_data(folder: Path) -> None:
     table.sample(frac=1, random_state=0).to_csv(folder / "heart_disease.csv", index=False)
 
 
-@pytest.fixture(scope="module")
-def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
-    home = tmp_path_factory.mktemp("home")
+def data_folder(home: Path) -> Path:
+    """Return FEDHET_DATA, if it has the hospitals' table; else make one up."""
     data = Path(os.environ.get("FEDHET_DATA", home))
     if not (data / "heart_disease").is_dir():
         data = home
         made_up_data(home / "heart_disease")
-    more = {"FEDHET_DATA": str(data)}
+    return data
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
+    home = tmp_path_factory.mktemp("home")
+    more = {"FEDHET_DATA": str(data_folder(home))}
     return walked_page.walk_of(BLOCKS, home, "hospitals", SECONDS, PORTS, **more)
 
 

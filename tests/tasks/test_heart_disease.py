@@ -74,3 +74,18 @@ def test_the_hospitals_are_natural_clients_with_test_rows_of_their_own(path):
     found = [[len(part) for part in task.client_data(client)] for client in range(3)]
     assert found == [[19, 10], [38, 21], [13, 7]]
     assert len(task.test_data()) == 38
+
+
+def test_a_hospital_with_its_own_table_has_the_rows_of_a_natural_client(path, tmp_path):
+    whole = task_of("heart_disease", {"path": str(path)}, {"name": "natural"}, clients=3)
+    site = task_of("heart_disease", {"path": str(path)}, {"name": "site"}, clients=3)
+    for client, (name, rows) in enumerate(pandas.read_csv(path).groupby("hospital")):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows.to_csv(folder / "heart_disease.csv", index=False)
+        own = site.client_data(client, site_folder=folder)
+        for one, other in zip(own, whole.client_data(client), strict=True):
+            assert one.sha256() == other.sha256()
+    assert site.test_data().sha256() == whole.test_data().sha256()
+    with refused("task.data_options.normalise"):
+        load(data_folder=path, normalise="pooled")

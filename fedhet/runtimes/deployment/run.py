@@ -39,8 +39,6 @@ from fedhet.runtimes.temporary_folder import temporary_folder
 
 MODEL = "model.safetensors"
 _END_SECONDS = 15.0  # the SuperLink takes some seconds to end a completed run
-# A SuperNode that has just started may be in contact before the SuperLink counts it as online.
-_JOINING_SECONDS = 15.0
 _LOGGER = "+logger.run_log._target_=fedhet.server_app.loggers.run_log.RunLog"
 
 
@@ -174,13 +172,10 @@ class DeploymentRun:
         return not status.is_over or (status.is_completed and not longer)
 
     def _require_nodes(self, clients: int) -> None:
-        """Reject a run if too few SuperNodes are connected; those that just start have a moment."""
-        least = self._runtime.min_clients
-        needed = max(clients if least is None else min(int(least), clients), 1)
-        end = time.monotonic() + _JOINING_SECONDS
-        while (online := self._control.online_nodes()) < needed and time.monotonic() < end:
-            time.sleep(1.0)
-        if online < needed:
+        """Reject a run if too few SuperNodes are connected."""
+        online, least = self._control.online_nodes(), self._runtime.min_clients
+        needed = clients if least is None else min(int(least), clients)
+        if online < max(needed, 1):
             raise LaunchError(
                 f"clients={clients}{'' if least is None else f' (runtime.min_clients={least})'}, "
                 f"but {online} SuperNodes are connected to {self._connection.address}: start the "

@@ -292,23 +292,13 @@ def resume(folder: Path, known: RunStatus | None, **values: object) -> Any:
         *((2, None, False), (2, 9, False), (1, 2, False), (0, 1, False)),
     ],
 )
-def test_a_run_needs_its_clients_or_min_clients_as_supernodes(
-    online, least, enough, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("fedhet.runtimes.deployment.run._JOINING_SECONDS", 0.0)
+def test_a_run_needs_its_clients_or_min_clients_as_supernodes(online, least, enough, tmp_path):
     control = superlink(online=online)
     launched = recipe(**{"runtime.min_clients": least})
     message = f"clients=3 {online} min_clients="
     with nullcontext() if enough else refused(*message.split(), kind=LaunchError):
         submit(launched, tmp_path, control)
     assert control.start.call_count == enough
-
-
-def test_a_supernode_that_has_just_started_has_a_moment_to_join(tmp_path):
-    control = superlink()
-    control.online_nodes.side_effect = [2, 3]
-    submit(recipe(), tmp_path, control)
-    assert control.start.call_count == 1
 
 
 OTHER = {"runtime.address": "127.0.0.1:8001"}
