@@ -34,16 +34,20 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from benchmarks.harness import options_of, save
+from docs.generator.measure import stored as stored_cost
 from fedhet.common.files import save_text
 from fedhet.common.flower.task_identity import set_identity
 from fedhet.common.results import METRICS, read_rows
+from fedhet.report.ranks import Ranks
+from fedhet.report.statistics import Estimate
 from tests.recipes import run_recipe
 
 TWO, FOUR = (0.1, 0.3), (0.05, 0.1, 0.2, 0.4)  # local.lr
@@ -174,7 +178,7 @@ def compare(cell: tuple[Path, str, str, str]) -> str:
     choice = ["choice=" + "_".join(word.replace("=", ":") for word in points[best])]
     runs = [
         measure(
-            out / "runs" / f"{path.stem}-seed{seed}",
+            out / group / f"{task}-{method}-seed{seed}",
             task,
             [*own, f"{part}final", *points[best], *choice, f"seed={seed}"],
         )
@@ -218,6 +222,44 @@ def collected(out: Path) -> dict[str, Any]:
     return found
 
 
+def summarised(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return each group's test, and each method's mean rank, differences to FedAvg and costs."""
+    runs = pd.DataFrame(found["runs"])
+    tests, methods = [], []
+    for group in GROUPS:
+        own = runs[runs["group"] == group]
+        scores = own.groupby(["task", "method"], sort=False)["accuracy"].mean().unstack()
+        ranks = Ranks.of(scores.round(5))
+        tests.append(
+            {"group": group, "tasks": ranks.settings, "methods": len(ranks.mean)}
+            | {"chi2": round(ranks.friedman, 3), "p": float(f"{ranks.p_value:.3g}")}
+            | {"critical_difference": round(ranks.critical_difference, 3)}
+        )
+        by_seed = own.pivot(index=["task", "seed"], columns="method", values="accuracy")
+        bytes_sent = own.assign(sent=own["bytes_up"] + own["bytes_down"])
+        for method, rank in ranks.mean.items():
+            gaps = by_seed[method] - by_seed["fedavg"]
+            signs = [Estimate(list(each)).sign for _, each in gaps.groupby("task")]
+            kept = stored_cost(str(method))
+            methods.append(
+                {"group": group, "method": method, "rank": round(float(rank), 3)}
+                | {"accuracy": round(float(scores[method].mean()), 5)}
+                | {"gap": round(float(gaps.mean()), 5)}
+                | {"above": signs.count(1), "below": signs.count(-1)}
+                | {"bytes": _ratio(bytes_sent, "sent", method)}
+                | {"cpu": _ratio(own, "cpu_seconds", method)}
+                | {"client_state": round(sum(kept.client_state.values()), 2)}
+                | {"server_state": round(sum(kept.server_state.values()), 2)}
+            )
+    return {"tests": tests, "methods": methods}
+
+
+def _ratio(runs: pd.DataFrame, column: str, method: object) -> float:
+    """Return a cost as a multiple of FedAvg's, the median over the tasks."""
+    means = runs.pivot_table(index="task", columns="method", values=column)
+    return round(float((means[method] / means["fedavg"]).median()), 2)
+
+
 def main() -> None:
     """Run what is missing, and write what is whole."""
     parser = options_of(__doc__, "comparison", 1)
@@ -230,7 +272,8 @@ def main() -> None:
     with multiprocessing.get_context("fork").Pool(options.processes, _ready) as pool:
         for line in pool.imap_unordered(compare, cells(folder, options.tasks)):
             print(line, flush=True)
-    save(options.out, collected(folder))
+    found = collected(folder)
+    save(options.out, {**found, **(summarised(found) if found["tasks"] else {})})
 
 
 if __name__ == "__main__":
