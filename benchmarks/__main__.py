@@ -8,6 +8,7 @@ scale       large cohorts, 100,000 clients: memory, the server's time, and besid
 checks      CPU time that checking replies and the checksums of files add to a round
 deployment  a deployment's round beside a plain Flower app that moves the same arrays
 lora        LoRA's methods beside FedAvg on the same adapters: accuracy
+comparison  tuned methods on tasks that need no download, in ranks
 robust      robust aggregators under attack: accuracy, and what they cost
 """
 
@@ -16,7 +17,8 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("floor", "start", "epoch", "fusion", "scale", "checks", "deployment", "lora", "robust")
+NAMES = ("floor", "start", "epoch", "fusion", "scale", "checks", "deployment", "lora")
+NAMES += ("comparison", "robust")
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from fedhet.report.layout import KNOWN_KEYS, Layout, automatic_layout, differing
 from fedhet.report.names import listed, method_title
 from fedhet.report.provenance import distrusted, provenance, warnings
 from fedhet.report.published_tables import paper_layout, read_paper
+from fedhet.report.ranks import ranks_section
 from fedhet.report.run_data import Run, evaluation_place, score_of
 from fedhet.report.score_chart import scores, single_round
 from fedhet.report.statistics import Figure, measured_metrics
@@ -94,6 +95,13 @@ def _compared(figure: Figure) -> Figure:
     if figure.targets:
         return Figure("accuracy", percent=True, last_round=figure.last_round)
     return figure
+
+
+def _ranked_by(section: Section) -> Figure:
+    """Return the figure whose ranks the page has: of accuracies over rounds the late mean."""
+    if section.figure.name == "accuracy" and not single_round(section.layout):
+        return replace(section.figure, name="late_accuracy")
+    return _compared(section.figure)
 
 
 def _verdict(sections: Sequence[Section], compared: Sequence[Sequence[Comparison]]) -> list[Block]:
@@ -236,6 +244,7 @@ def _section(
         blocks += [Heading(3, "All settings"), main_table(layout, section.figure)]
     if compared:
         blocks += [Heading(3, "Ranking"), ranked_table(compared)]
+        blocks += ranks_section(comparisons(layout, _ranked_by(section), data.baseline), stem)
     blocks += [Warn(note) for note in layout.notes]
     if score := score_of(section.runs):
         blocks += _scores(section, keys, score, stem)

@@ -1,0 +1,280 @@
+"""The methods beside each other: tuned alike, on tasks that need no download, in ranks.
+
+    FEDHET_DATA=/data python -m benchmarks comparison            # every task; goes on where it was
+
+Global methods are compared by the accuracy of the global model on a pooled test set, personalised
+ones by the mean accuracy of the clients' own models on what each client holds out. Of FedAvg and of
+methods without a model of their own the latter is the global model after the client has trained.
+
+The rules, fixed before the first run:
+
+1. Every method has four trials a task on the part ``tune`` of the data, with the seed 100: two step
+   sizes and two values of its main key; or four step sizes, if it has none. Everything else is the
+   method's default. The part ``final`` has none of these examples.
+2. A run's number, in tuning and after, is the mean accuracy of its last five evaluations (rounds 8
+   to 12). A run that fails or diverges has the number of chance, one over the classes.
+3. The trial with the best number is chosen, of equal ones the first: the smaller step size. It is
+   run with the seeds 0 to 4 (partition, first model, cohorts, batches) on the part ``final``.
+4. A method's number on a task is the mean of the five. Methods are ranked on each task; equal ones
+   share the mean of their ranks. A task counts if all methods have run on it.
+5. Average ranks are compared by Friedman's test and Nemenyi's critical difference at .05 (Demsar
+   2006). Beside them: how often the interval of the paired differences to FedAvg (Student, five
+   seeds) excludes zero. No method leaves the race early, and no value changes after the first run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from benchmarks.harness import options_of, save
+from docs.generator.measure import stored as stored_cost
+from fedhet.common.files import save_text
+from fedhet.common.flower.task_identity import set_identity
+from fedhet.common.results import METRICS, read_rows
+from fedhet.report.ranks import Ranks
+from fedhet.report.statistics import Estimate
+from tests.recipes import run_recipe
+
+TWO, FOUR = (0.1, 0.3), (0.05, 0.1, 0.2, 0.4)  # local.lr
+TUNED_ON, SEEDS, LAST = 100, (0, 1, 2, 3, 4), 5
+Key = tuple[str, Sequence[float]] | None  # a method's main key and two values
+GLOBAL: dict[str, Key] = {
+    "fedavg": None,
+    "fedprox": ("strategy.fedprox.mu", (0.01, 0.1)),
+    "scaffold": None,
+    "fedpvr": None,
+    "fednova": None,
+    "feddyn": ("strategy.feddyn.alpha", (0.01, 0.1)),
+    "fedavgm": ("strategy.fedavgm.momentum", (0.5, 0.9)),
+    "fedadam": ("server.lr", (0.01, 0.1)),
+    "fedexp": None,
+    "fedcm": ("strategy.client_momentum.alpha", (0.1, 0.5)),
+    "fedsam": ("strategy.sam.rho", (0.01, 0.1)),
+    "mofedsam": ("strategy.client_momentum.alpha", (0.1, 0.5)),
+    "fedmrur": ("strategy.client_momentum.alpha", (0.1, 0.5)),
+    "fedlesam": ("strategy.fedlesam.rho", (0.01, 0.1)),
+    "fedspeed": ("strategy.fedspeed.mu", (0.01, 0.1)),
+    "moon": ("strategy.moon.mu", (1.0, 5.0)),
+    "feddw": ("strategy.feddw.mu", (0.1, 10.0)),
+    "logit_adjustment": ("strategy.logit_adjustment.tau", (0.5, 1.0)),
+    "fedntd": ("strategy.fedntd.beta", (0.3, 1.0)),
+    "feddistill": ("strategy.feddistill.coefficient", (0.1, 1.0)),
+}
+PERSONAL: dict[str, Key] = {
+    "fedavg": None,
+    "local": None,
+    "fedper": None,
+    "fedrep": None,
+    "lg_fedavg": None,
+    "fedrod": None,
+    "fedala": ("strategy.fedala.eta", (0.1, 1.0)),
+    "ditto": ("strategy.ditto.coefficient", (0.1, 1.0)),
+    "apfl": ("strategy.apfl.alpha", (0.25, 0.75)),
+    "per_fedavg": ("strategy.per_fedavg.alpha", (0.01, 0.1)),
+    "dbe": ("strategy.dbe.kappa", (1.0, 10.0)),
+    "fedamp": ("strategy.fedamp.coefficient", (0.1, 1.0)),
+}
+GROUPS = {"global": GLOBAL, "personal": PERSONAL}
+COMMON = (
+    *("task=own", "task.model=fedhet.tasks.tabular:mlp", "task.model_options.hidden=[64]"),
+    *("rounds=12", "local.epochs=2", "local.batch_size=32", "evaluation.every=1", "logger=none"),
+    *("evaluation.received=false", "checkpoint.every=0", "device=cpu"),
+)
+OF_GROUP = {
+    "global": ("+task.data_options.pooled_test=true",),
+    "personal": (
+        *("+task.data_options.pooled_test=false", "partition.holdout=0.4"),
+        "evaluation.model=clients",
+    ),
+}
+
+
+def _data(name: str, inputs: int, classes: int, **options: Any) -> tuple[str, ...]:
+    given = ",".join(f"{key}:{value}" for key, value in {"name": name, **options}.items())
+    return (
+        "task.data=benchmarks.comparison_data:load",
+        f"task.name={name}",
+        f"task.data_options={{{given}}}",
+        f"task.input_shape=[{inputs}]",
+        f"task.num_classes={classes}",
+    )
+
+
+TEN = ("clients=10", "participation=0.5")
+TASKS = {  # the words of each; the kind of heterogeneity
+    "digits": (*_data("digits", 64, 10), *TEN, "partition=dirichlet", "partition.alpha=0.1"),
+    "heart_disease": (*_data("heart_disease", 13, 2), "clients=4", "partition=natural"),
+    "synthetic": (
+        *("task.data=benchmarks.comparison_data:synthetic", "task.name=synthetic_clients"),
+        *("task.test_data=benchmarks.comparison_data:synthetic_test", "task.data_options={}"),
+        *("task.input_shape=[60]", "task.num_classes=10", *TEN),
+    ),
+    "mnist_cameras": (
+        *_data("mnist", 196, 10, cameras="true"),
+        *("task.name=mnist_cameras", "clients=5", "partition=natural"),
+    ),
+    "cifar10": (*_data("cifar10", 192, 10), *TEN, "partition=dirichlet", "partition.alpha=0.3"),
+    "imdb": (*_data("imdb", 1024, 2), *TEN, "partition=dirichlet", "partition.alpha=0.3"),
+    "mnist": (*_data("mnist", 196, 10), *TEN, "partition=pathological", "partition.classes=2"),
+}
+CHANCE = {name: 0.5 if "task.num_classes=2" in words else 0.1 for name, words in TASKS.items()}
+
+
+def trials(key: Key) -> list[tuple[str, ...]]:
+    """Return the words of a method's four trials."""
+    if key is None:
+        return [(f"local.lr={lr}",) for lr in FOUR]
+    return [(f"local.lr={lr}", f"{key[0]}={value}") for lr, value in itertools.product(TWO, key[1])]
+
+
+def measure(folder: Path, task: str, words: Sequence[str]) -> dict[str, Any]:
+    """Run a recipe in this process; return its number and its costs."""
+    shutil.rmtree(folder, ignore_errors=True)
+    began = time.process_time()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            summary = run_recipe(folder, *COMMON, *TASKS[task], *words, clients=10)
+    except Exception as error:  # as the rules say: chance
+        return {"accuracy": CHANCE[task], "failed": f"{type(error).__name__}: {error}"[:200]}
+    rows = [row for row in read_rows(folder / METRICS) if row["round"] > 0]
+    late = [row["accuracy"] for row in rows if row.get("accuracy") is not None][-LAST:]
+    costs = {name: summary[name] for name in ("bytes_up", "bytes_down")}
+    costs["cpu_seconds"] = round(time.process_time() - began, 2)
+    if summary["status"] != "completed":
+        return {"accuracy": CHANCE[task], "failed": summary["status"], **costs}
+    return {"accuracy": round(statistics.fmean(late), 5), **costs}
+
+
+def compare(cell: tuple[Path, str, str, str]) -> str:
+    """Tune one method on one task, run it with the choice, and write what came out."""
+    out, task, group, method = cell
+    path = out / "cells" / f"{task}-{group}-{method}.json"
+    if path.exists():
+        return f"{path.stem} is there"
+    own = (f"strategy={method}", *OF_GROUP[group])
+    scratch = out / "scratch" / path.stem
+    points = trials(GROUPS[group][method])
+    part = "+task.data_options.part="
+    tried = [
+        measure(scratch, task, [*own, f"{part}tune", *point, f"seed={TUNED_ON}"])
+        for point in points
+    ]
+    best = max(range(len(points)), key=lambda number: tried[number]["accuracy"])  # the first
+    choice = ["choice=" + "_".join(word.replace("=", ":") for word in points[best])]
+    runs = [
+        measure(
+            out / group / f"{task}-{method}-seed{seed}",
+            task,
+            [*own, f"{part}final", *points[best], *choice, f"seed={seed}"],
+        )
+        for seed in SEEDS
+    ]
+    shutil.rmtree(scratch, ignore_errors=True)
+    of_cell = {"task": task, "group": group, "method": method}
+    found = {
+        "trials": [{**of_cell, "words": p, **t} for p, t in zip(points, tried, strict=True)],
+        "runs": [{**of_cell, "seed": s, **r} for s, r in zip(SEEDS, runs, strict=True)],
+        "chosen": {**of_cell, "words": points[best]},
+    }
+    save_text(path, json.dumps(found) + "\n")
+    return f"{path.stem} {points[best]} {[run['accuracy'] for run in runs]}"
+
+
+def _ready() -> None:
+    torch.set_num_threads(1)
+    set_identity()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+def cells(out: Path, tasks: Sequence[str]) -> Iterator[tuple[Path, str, str, str]]:
+    """Yield what is to be done, task by task."""
+    for task in tasks:
+        for group, methods in GROUPS.items():
+            yield from ((out, task, group, method) for method in methods)
+
+
+def collected(out: Path) -> dict[str, Any]:
+    """Return the tasks on which all methods have run."""
+    found: dict[str, Any] = {"tasks": [], "trials": [], "chosen": [], "runs": []}
+    for task in TASKS:
+        paths = [out / "cells" / f"{t}-{g}-{m}.json" for _, t, g, m in cells(out, [task])]
+        if all(path.exists() for path in paths):
+            found["tasks"].append(task)
+            for content in (json.loads(path.read_text()) for path in paths):
+                found["trials"] += content["trials"]
+                found["runs"] += content["runs"]
+                found["chosen"].append(content["chosen"])
+    return found
+
+
+def summarised(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return each group's test, and each method's mean rank, differences to FedAvg and costs."""
+    runs = pd.DataFrame(found["runs"])
+    tests, methods = [], []
+    for group in GROUPS:
+        own = runs[runs["group"] == group]
+        scores = own.groupby(["task", "method"], sort=False)["accuracy"].mean().unstack()
+        ranks = Ranks.of(scores.round(5))
+        tests.append(
+            {"group": group, "tasks": ranks.settings, "methods": len(ranks.mean)}
+            | {"chi2": round(ranks.friedman, 3), "p": float(f"{ranks.p_value:.3g}")}
+            | {"critical_difference": round(ranks.critical_difference, 3)}
+        )
+        by_seed = own.pivot(index=["task", "seed"], columns="method", values="accuracy")
+        bytes_sent = own.assign(sent=own["bytes_up"] + own["bytes_down"])
+        for method, rank in ranks.mean.items():
+            gaps = by_seed[method] - by_seed["fedavg"]
+            signs = [Estimate(list(each)).sign for _, each in gaps.groupby("task")]
+            kept = stored_cost(str(method))
+            methods.append(
+                {"group": group, "method": method, "rank": round(float(rank), 3)}
+                | {"accuracy": round(float(scores[method].mean()), 5)}
+                | {"gap": round(float(gaps.mean()), 5)}
+                | {"above": signs.count(1), "below": signs.count(-1)}
+                | {"bytes": _ratio(bytes_sent, "sent", method)}
+                | {"cpu": _ratio(own, "cpu_seconds", method)}
+                | {"client_state": round(sum(kept.client_state.values()), 2)}
+                | {"server_state": round(sum(kept.server_state.values()), 2)}
+            )
+    return {"tests": tests, "methods": methods}
+
+
+def _ratio(runs: pd.DataFrame, column: str, method: object) -> float:
+    """Return a cost as a multiple of FedAvg's, the median over the tasks."""
+    means = runs.pivot_table(index="task", columns="method", values=column)
+    return round(float((means[method] / means["fedavg"]).median()), 2)
+
+
+def main() -> None:
+    """Run what is missing, and write what is whole."""
+    parser = options_of(__doc__, "comparison", 1)
+    parser.add_argument("--folder", type=Path, default=Path("results/comparison"))
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    folder = options.folder.absolute()
+    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    with multiprocessing.get_context("fork").Pool(options.processes, _ready) as pool:
+        for line in pool.imap_unordered(compare, cells(folder, options.tasks)):
+            print(line, flush=True)
+    found = collected(folder)
+    save(options.out, {**found, **(summarised(found) if found["tasks"] else {})})
+
+
+if __name__ == "__main__":
+    main()
