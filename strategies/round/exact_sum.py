@@ -98,7 +98,7 @@ class ExactSum:
         squares = []
         for value in (*joined, *large.values()):
             square, scale = 0.0, float(torch.tensor(weight, dtype=value.dtype)) / self._unit
-            for block in value.split(_BLOCK):
+            for block in torch.split(value, _BLOCK):
                 lengths = _lengths(block)
                 square = sum(lengths.double().square().tolist(), square)
                 longest = scale * float(lengths.max())
@@ -161,7 +161,7 @@ class ExactSum:
             self.keep()
             carried = (self._low[0] - self._constant) >> _BITS
             self._low[0] -= carried << _BITS
-            self._high = [sum(self._high, start=carried * _SPLIT)]
+            self._high = [sum(self._high, start=np.multiply(carried, _SPLIT))]
             self._bound = _SPLIT
 
     def _add_block(self, block: Tensor, scale: float, longest: float, at: int) -> float:
@@ -196,7 +196,7 @@ class ExactSum:
                 total = numbers.astype(np.float64)
             else:  # the same number, however it is divided between the two
                 carried = (numbers + (1 << _BITS - 1)) >> _BITS
-                total = sum((part[here] for part in self._high), start=carried * _SPLIT)
+                total = sum((part[here] for part in self._high), start=np.multiply(carried, _SPLIT))
                 total += numbers - (carried << _BITS)
             total /= divisor / self._unit
             value[at - start : here.stop - start] = total
