@@ -12,7 +12,8 @@ cohorts     ResNet-18 with GroupNorm (11 million parameters) on noise of CIFAR-1
             of their rounds' medians, to the mean of the two loops beside a run.
 population  FedAvg on task=synthetic, 100 clients a round, one step each, no evaluation but the
             last.
-sums        CPU time of adding an update of ResNet-18 to the exact sum and to one in float32.
+sums        CPU time of adding an update of ResNet-18 to the exact sum, norms included, and to one
+            in float32.
 
 Each line that is printed replaces its own entry of scale.json.
 """
@@ -36,7 +37,7 @@ from benchmarks.floor import loop
 from benchmarks.harness import in_turns, options_of, save, spread, timed_run
 from fedhet.client_app.runtime import ClientRuntime
 from fedhet.conf import compose_overrides
-from fedhet.strategies.round.exact_sum import ExactSum
+from fedhet.strategies.round.exact_sum import COARSE, ExactSum
 
 CLIENTS, LR, EXAMPLES = 1000, 0.01, 50
 STEP = ["strategy=fedavg", "local.epochs=null", "local.steps=1", "evaluation.every=0"]
@@ -155,7 +156,8 @@ def sums(repeats: int) -> dict[str, Any]:
     """Return the CPU seconds of adding an update, exactly and in float32, in turns."""
     model = PlainSGD([*NOISE, *STEP, "clients=1"]).runtime.model
     update = {name: 1e-3 * torch.randn(p.shape) for name, p in model.named_parameters()}
-    exact, plain = ExactSum(), {name: torch.zeros_like(value) for name, value in update.items()}
+    plain = {name: torch.zeros_like(value) for name, value in update.items()}
+    exact = ExactSum(COARSE)
 
     def add() -> None:
         for name, value in plain.items():

@@ -7,7 +7,7 @@ A summand w v becomes a whole number of units u, which adds up exactly:
 So the order of the clients, the number of partial sums and who else was asked make no difference.
 In a coarse sum u is 2^-45: float32 numbers whose product with their weight is 2^-22 or more are
 added without rounding, and others to within 2^-46. That is for updates, which move parameters of
-float32. In a fine sum u is 2^-58: payloads may be small throughout, such as squares of gradients.
+float32. In a fine sum u is 2^-57: payloads may be small throughout, such as squares of gradients.
 
 A 64-bit integer (low) holds the sum as long as the numbers of a block are below 2^51 units, which
 is 64 in a coarse sum. For larger ones there is a second number, of multiples of 2^51 units (high).
@@ -28,7 +28,7 @@ from torch import Tensor
 from fedhet.strategies.base import Tensors
 
 MOST_SUMMANDS = 1 << 18
-COARSE, FINE = 2.0**-45, 2.0**-58  # units
+COARSE, FINE = 2.0**-45, 2.0**-57  # units
 _BITS = 51
 _SPLIT = 2.0**_BITS  # units
 # Added to a float64 below 2^51, 1.5 2^52 rounds it to a whole number k and leaves k in its last
@@ -69,7 +69,7 @@ class ExactSum:
         self._like: dict[str, tuple[torch.Size, torch.dtype]] = {}  # by name
         self._order: list[str] = []  # of the names in ``_low``: small tensors are added as one
         self._low: list[NDArray[np.int64]] = []  # parts of the sum, with the constants
-        self._high: NDArray[np.float64] | None = None  # multiples of _SPLIT
+        self._high: list[NDArray[np.float64]] = []  # parts, multiples of _SPLIT; few have some
         self._own = False  # whether the first part is this sum's; others are borrowed
         self._summands = 0  # how often the constant is in ``_low``
         self._bound = 0.0  # units that no number of ``_low`` exceeds, without the constants
@@ -98,7 +98,7 @@ class ExactSum:
         squares = []
         for value in (*joined, *large.values()):
             square, scale = 0.0, float(torch.tensor(weight, dtype=value.dtype)) / self._unit
-            for block in value.split(_BLOCK):
+            for block in torch.split(value, _BLOCK):
                 lengths = _lengths(block)
                 square = sum(lengths.double().square().tolist(), square)
                 longest = scale * float(lengths.max())
@@ -124,7 +124,7 @@ class ExactSum:
         self._low += other._low
         self._summands += other._summands
         self._bound += other._bound
-        self._high = _sum(self._high, other._high)
+        self._high += other._high
         if not borrow:
             self.keep()
 
@@ -134,9 +134,9 @@ class ExactSum:
             total = self._low[0] if self._own else self._low[0].copy()
             for part in self._low[1:]:
                 total += part
-            if self._high is not None and not self._own:
-                self._high = self._high.copy()
             self._low, self._own = [total], True
+            if self._high:
+                self._high = [sum(self._high[1:], start=self._high[0].copy())]
 
     def over(self, divisor: float) -> dict[str, Tensor]:
         """Return the sum over ``divisor``, in the summands' types."""
@@ -161,7 +161,8 @@ class ExactSum:
             self.keep()
             carried = (self._low[0] - self._constant) >> _BITS
             self._low[0] -= carried << _BITS
-            self._high, self._bound = _sum(self._high, carried * _SPLIT), _SPLIT
+            self._high = [sum(self._high, start=np.multiply(carried, _SPLIT))]
+            self._bound = _SPLIT
 
     def _add_block(self, block: Tensor, scale: float, longest: float, at: int) -> float:
         """Add numbers of which none exceeds ``longest`` units; return what none in _low exceeds."""
@@ -170,12 +171,13 @@ class ExactSum:
             whole = torch.add(_WHOLE, wide, alpha=scale, out=wide).numpy()
         else:
             longest, whole = _SPLIT, wide.mul_(scale).numpy()
-            if self._high is None:
-                self._high = np.zeros(len(self._low[0]))
+            if not self._high:
+                self._high = [self._empty(len(self._low[0])).view(np.float64)]
+                self._high[0][:] = 0.0
             high = whole + _TO_SPLIT
             high -= _TO_SPLIT
             whole -= high
-            self._high[here] += high
+            self._high[0][here] += high
             whole += _TO_WHOLE
         if self._summands:
             self._low[0][here] += whole.view(np.int64)
@@ -190,11 +192,11 @@ class ExactSum:
             numbers = self._low[0][here] - self._constant
             for part in self._low[1:]:
                 numbers += part[here]
-            if self._high is None:
+            if not self._high:
                 total = numbers.astype(np.float64)
             else:  # the same number, however it is divided between the two
                 carried = (numbers + (1 << _BITS - 1)) >> _BITS
-                total = self._high[here] + carried * _SPLIT
+                total = sum((part[here] for part in self._high), start=np.multiply(carried, _SPLIT))
                 total += numbers - (carried << _BITS)
             total /= divisor / self._unit
             value[at - start : here.stop - start] = total
@@ -204,15 +206,6 @@ class ExactSum:
     def _constant(self) -> np.int64:
         """What the constants have added up to, modulo 2^64."""
         return np.uint64(self._summands * _WHOLE_BITS % (1 << 64)).astype(np.int64)
-
-
-def _sum(
-    one: NDArray[np.float64] | None, other: NDArray[np.float64] | None
-) -> NDArray[np.float64] | None:
-    """Return the sum of two arrays, a new one where there is a second; None stands for zeros."""
-    if other is None:
-        return one
-    return other.copy() if one is None else one + other
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -170,7 +170,7 @@ def test_the_most_summands_of_the_largest_size_do_not_overflow(weight, sign):
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_most_summands_with_the_largest_low_parts_do_not_overflow(sign):
-    """(2^28 - 2^-17) 2^58 is a multiple of 2^41 and far from one of 2^51."""
+    """(2^28 - 2^-17) 2^57 is a multiple of 2^40 and far from one of 2^51."""
     value = sign * (largest_summand(MOST_SUMMANDS) - 2.0**-17)
     assert abs(value) == 2.0**28 - 2.0**-17
     total = total_of([({"w": torch.tensor([value], dtype=torch.float64)}, 1.0)])
