@@ -16,7 +16,7 @@ from fedhet.report.run_data import Run
 LEVEL = 0.95  # of confidence intervals
 ROUNDING = 1e-9  # of a score: differences that are less come from the order of sums
 LATE_EVALUATIONS = 5
-ACCURACIES = ("accuracy", "best_accuracy", "late_accuracy")
+ACCURACIES = ("accuracy", "best_accuracy", "late_accuracy", "client_accuracy")
 TO_TARGET = ("rounds_to", "bytes_to", "seconds_to")
 NAMES = {
     "accuracy": "final accuracy",
@@ -26,6 +26,7 @@ NAMES = {
     "bytes_to": "MB to",
     "seconds_to": "simulated seconds to",
     "loss": "final loss",
+    "client_accuracy": "final accuracy of the output model at the clients",
     "client_loss": "final loss of the output model at the clients",
 }
 

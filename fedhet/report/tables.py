@@ -167,7 +167,7 @@ def accuracies_table(layout: Layout, figure: Figure) -> Table:
     titles = ["final accuracy (%)", "best (%)", f"mean of the last {late} (%)"]
     figures = [
         Figure(name, percent=True, last_round=figure.last_round, evaluations=late)
-        for name in ACCURACIES
+        for name in ACCURACIES[: len(titles)]
     ]
     runs = layout.completed
     averaged = min((value.averaged for run in runs if (value := figures[-1].of(run))), default=late)
