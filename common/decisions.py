@@ -103,4 +103,5 @@ def _threshold(step: int | None) -> float | None:
 
 
 def _sum(counts: Sequence[Counts]) -> Counts:
-    return np.sum(counts, axis=0, dtype=np.int64)
+    found: Counts = np.sum(counts, axis=0, dtype=np.int64)
+    return found
