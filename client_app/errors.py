@@ -23,7 +23,7 @@ class SiteError(RuntimeError):
 
 @contextlib.contextmanager
 def kept_at_site(site: str) -> Iterator[None]:
-    """Raise a SiteError that names the site in the place of each error; its cause, in the site's log, says the rest."""
+    """Raise a SiteError that names the site; its cause, in the site's log, says the rest."""
     try:
         with no_exit("the user's code"):
             yield
