@@ -1,0 +1,1 @@
+"""FedMRUR (An et al. 2023): the network of its readings."""
