@@ -1,32 +1,15 @@
-"""What the methods reached on one common task: docs/results/methods.json, as pages show it.
-
-``python -m docs.generator.measured SWEEP ...`` writes the runs of these sweeps into the file, which
-keeps the other methods:
-
-    fedhet -m partition.alpha=0.1 rounds=20 seed=0,1,2 strategy=fedavg,fedprox,...
-    fedhet -m partition.alpha=0.1 seed=0,1,2 strategy=average,ensemble,maecho,...    one round
-"""
+"""What a method reached in the comparison of tuned methods, for its page."""
 
 from __future__ import annotations
 
 import json
-import statistics
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from functools import cache
 from typing import Any
 
-from docs.generator.markdown import table
 from docs.generator.recipes import ROOT
-from fedhet.common.results import COMPLETED, SUMMARY, read_summary
-from fedhet.load_run import recipe_of
 
-FILE = ROOT / "docs" / "results" / "methods.json"
-_BASELINE = "fedavg"
-_HOW = (
-    "digits, a perceptron, 10 clients, `partition.alpha=0.1`, 20 rounds (one-shot methods: 1), "
-    "otherwise each recipe's defaults"
-)
+FILE = ROOT / "benchmarks" / "comparison.json"
+_MODELS = {"global": "the global model", "personal": "the clients' own models"}
 _PAPERS = {  # results of whole tables, by method
     "feddw": ["feddw"],
     "fedmrur": ["fedmrur"],
@@ -37,72 +20,25 @@ _PAPERS = {  # results of whole tables, by method
 }
 
 
-def results() -> dict[str, Any]:
-    """Return the file: how it was measured, and by method the accuracies of its seeds."""
+@cache
+def _results() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
 
 def measured(method: str) -> str:
     """Return a method's section; empty if it has not been measured."""
-    found = results()
-    own = found["accuracy"].get(method)
-    if own is None:
-        return ""
-    lines = [f"{_accuracy(own)} on {found['how']}."]
-    if method in found["clients_own"]:
-        lines.append("That is the mean of the clients' own models on the test set of all classes.")
-    if method != _BASELINE and found["rounds"][method] > 1:
-        lines.append(f"FedAvg has {_accuracy(found['accuracy'][_BASELINE])} there.")
-    lines.append("See [all methods beside each other](../choosing.md#measured-on-one-task).")
-    for page in _PAPERS.get(method, ()):
-        lines.append(f"Measured on the papers' data: [results](../results/{page}.md).")
-    return "## Measured\n\n" + " ".join(lines)
-
-
-def measured_table() -> str:
-    """Return all methods, best first, as a table."""
-    found = results()
-    rows = sorted(found["accuracy"].items(), key=lambda row: -statistics.mean(row[1]))
-    return table(
-        ["method", "accuracy", "rounds", "whose model"],
-        [
-            [
-                f"[{name}](methods/{name}.md)",
-                _accuracy(scores),
-                str(found["rounds"][name]),
-                "the clients' own" if name in found["clients_own"] else "global",
-            ]
-            for name, scores in rows
-        ],
-    )
-
-
-def _accuracy(scores: list[float]) -> str:
-    mean = f"{100 * statistics.mean(scores):.1f} %"
-    if len(scores) == 1:
-        return f"{mean} (one seed)"
-    return f"{mean} ± {100 * statistics.stdev(scores):.1f} ({len(scores)} seeds)"
-
-
-def main(sweeps: Sequence[str]) -> None:
-    """Write the completed runs of sweeps into the file."""
-    found = results()
-    accuracy: dict[str, dict[int, float]] = {}
-    own = set(found["clients_own"])
-    for path in sorted(path for sweep in sweeps for path in Path(sweep).glob(f"*/{SUMMARY}")):
-        summary = read_summary(path.parent)
-        if summary["status"] == COMPLETED:
-            scores = accuracy.setdefault(summary["strategy"], {})
-            scores[summary["seed"]] = round(summary["accuracy"], 4)
-            found["rounds"][summary["strategy"]] = summary["rounds"]
-            scores_own = recipe_of(path.parent).evaluation.model == "clients"
-            (own.add if scores_own else own.discard)(summary["strategy"])
-    for name, by in accuracy.items():
-        found["accuracy"][name] = [by[seed] for seed in sorted(by)]
-    found |= {"how": _HOW, "clients_own": sorted(own)}
-    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    found = _results()
+    lines = [
+        f"Mean rank {own['rank']:.1f} among {test['methods']} tuned methods on {test['tasks']} "
+        f"small tasks, by the accuracy of {_MODELS[own['group']]}: {100 * own['gap']:+.1f} points to "
+        f"FedAvg ([the comparison](../results/comparison.md))."
+        for own in found["methods"]
+        for test in found["tests"]
+        if own["method"] == method and own["group"] == test["group"]
+    ]
+    lines += [
+        f"Measured on the papers' data: [results](../results/{page}.md)."
+        for page in _PAPERS.get(method, ())
+    ]
+    return "## Measured\n\n" + " ".join(lines) if lines else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -11,12 +10,10 @@ from mkdocs.utils import get_relative_url
 from docs.generator.api import api_page
 from docs.generator.experiments import experiments_page
 from docs.generator.keys import keys_page
-from docs.generator.measured import measured_table, results
 from docs.generator.pages import index, method_page
 from docs.generator.recipes import all_methods, method_names
 from docs.generator.sources import linked_sources, page_of, relinked, source_page
 
-_MEASURED = re.compile("<!-- measured -->.*")  # behind it, what is shown where no site is built
 _SHIM = "https://unpkg.com/iframe-worker/shim"  # in Material's template
 
 
@@ -55,12 +52,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let a page's links to the repository's files lead to their pages; add what was measured."""
-
-    def measured(_: re.Match[str]) -> str:
-        return f"Final accuracy on {results()['how']}.\n\n{measured_table()}"
-
-    return relinked(_MEASURED.sub(measured, markdown), page.file.src_uri)
+    """Let a page's links to the repository's files lead to their pages."""
+    return relinked(markdown, page.file.src_uri)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

@@ -52,8 +52,7 @@ def test_the_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(site
     assert "<code>strategy.scaffold.option</code>" in scaffold
     assert "fedhet.strategies.fedpvr.FedPVR" in (site / "api.html").read_text(encoding="utf-8")
     choosing = (site / "choosing.html").read_text(encoding="utf-8")
-    assert '<a href="methods/fedavg.html">fedavg</a>' in choosing
-    assert "puts the table here" not in choosing
+    assert '<a href="methods/fedpvr.html">FedPVR</a>' in choosing
     outside = re.compile(r'<(?:script|link|img)[^>]+(?:src|href)="?(https?://[^" >]+)')
     for path in site.rglob("*.html"):
         assert outside.findall(path.read_text(encoding="utf-8")) == [], path
