@@ -31,8 +31,8 @@ def measured(method: str) -> str:
     found = _results()
     lines = [
         f"Mean rank {own['rank']:.1f} among {test['methods']} tuned methods on {test['tasks']} "
-        f"small tasks, by the accuracy of {_MODELS[own['group']]}: {100 * own['gap']:+.1f} points to "
-        f"FedAvg ([the comparison](../results/comparison.md))."
+        f"small tasks, by the accuracy of {_MODELS[own['group']]}: {own['gap']:+.1f} points "
+        f"to FedAvg ([the comparison](../results/comparison.md))."
         for own in found["methods"]
         for test in found["tests"]
         if own["method"] == method and own["group"] == test["group"]
