@@ -17,8 +17,10 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("floor", "start", "epoch", "fusion", "scale", "checks", "deployment", "lora")
-NAMES += ("comparison", "robust")
+NAMES = (
+    *("floor", "start", "epoch", "fusion", "scale", "checks", "deployment", "lora", "comparison"),
+    "robust",
+)
 
 
 def main() -> None:

@@ -31,10 +31,11 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ import pandas as pd
 import torch
 
 from benchmarks.harness import options_of, save
+from docs.generator.markdown import table
 from docs.generator.measure import stored as stored_cost
 from fedhet.common.files import save_text
 from fedhet.common.flower.task_identity import set_identity
@@ -52,6 +54,16 @@ from tests.recipes import run_recipe
 
 TWO, FOUR = (0.1, 0.3), (0.05, 0.1, 0.2, 0.4)  # local.lr
 TUNED_ON, SEEDS, LAST = 100, (0, 1, 2, 3, 4), 5
+SUMMARY_FORMS = {  # the page's columns
+    "mean rank": "{rank:.2f}",
+    "mean of the tasks, %": "{accuracy:.1f}",
+    "less FedAvg": "{gap:+.1f}",
+    "above, below": "{above}, {below}",
+    "bytes": "{bytes:.2f}",
+    "CPU": "{cpu:.1f}",
+    "state at a client": "{client_state:.2f}",
+    "at the server": "{server_state:.2f}",
+}
 Key = tuple[str, Sequence[float]] | None  # a method's main key and two values
 GLOBAL: dict[str, Key] = {
     "fedavg": None,
@@ -243,8 +255,8 @@ def summarised(found: Mapping[str, Any]) -> dict[str, Any]:
             kept = stored_cost(str(method))
             methods.append(
                 {"group": group, "method": method, "rank": round(float(rank), 3)}
-                | {"accuracy": round(float(scores[method].mean()), 5)}
-                | {"gap": round(float(gaps.mean()), 5)}
+                | {"accuracy": round(100 * float(scores[method].mean()), 3)}
+                | {"gap": round(100 * float(gaps.mean()), 3)}
                 | {"above": signs.count(1), "below": signs.count(-1)}
                 | {"bytes": _ratio(bytes_sent, "sent", method)}
                 | {"cpu": _ratio(own, "cpu_seconds", method)}
@@ -260,6 +272,47 @@ def _ratio(runs: pd.DataFrame, column: str, method: object) -> float:
     return round(float((means[method] / means["fedavg"]).median()), 2)
 
 
+def tables(found: Mapping[str, Any], group: str) -> str:
+    """Return the three tables of docs/results/comparison.md, with the comments that name them."""
+    runs = pd.DataFrame(found["runs"]).query("group == @group")
+    scores = 100 * runs.pivot(index=["method", "task"], columns="seed", values="accuracy")
+    methods = [one for one in found["methods"] if one["group"] == group]
+
+    def mean(method: str, task: str) -> str:
+        return f"{scores.loc[(method, task)].mean():.1f}"
+
+    def gap(method: str, task: str) -> str:
+        one = Estimate(list(scores.loc[(method, task)] - scores.loc[("fedavg", task)]))
+        text = f"{one.mean:+.1f} {one.interval_text(1) if one.interval else ''}".strip()
+        return f"**{text}**" if one.sign else text
+
+    def by_task(figures: str, cell: Callable[[str, str], str], names: Sequence[str]) -> str:
+        words = {task: f"task={task} {figures}" for task in found["tasks"]}
+        rows = [[name, *(cell(name, task) for task in found["tasks"])] for name in names]
+        return _table(f"runs group={group}", words, rows)
+
+    rows = [
+        [one["method"], *(form.format(**one) for form in SUMMARY_FORMS.values())] for one in methods
+    ]
+    names = [one["method"] for one in methods]
+    parts = [
+        _table(
+            f"methods group={group}",
+            {label: " ".join(re.findall(r"{(\w+)", form)) for label, form in SUMMARY_FORMS.items()},
+            rows,
+        ),
+        by_task("accuracy%", mean, names),
+        by_task("accuracy% [] less method=fedavg", gap, [n for n in names if n != "fedavg"]),
+    ]
+    return "\n\n".join(parts)
+
+
+def _table(source: str, words: Mapping[str, str], rows: Sequence[Sequence[str]]) -> str:
+    named = [f"{label} = {text}" for label, text in {"method": "by method", **words}.items()]
+    comment = "\n".join([f"<!-- from: ../../benchmarks/comparison.json#{source}", *named])
+    return f"{comment} -->\n\n{table(['method', *words], rows)}"
+
+
 def main() -> None:
     """Run what is missing, and write what is whole."""
     parser = options_of(__doc__, "comparison", 1)
@@ -273,7 +326,10 @@ def main() -> None:
         for line in pool.imap_unordered(compare, cells(folder, options.tasks)):
             print(line, flush=True)
     found = collected(folder)
-    save(options.out, {**found, **(summarised(found) if found["tasks"] else {})})
+    if found["tasks"]:
+        found |= summarised(found)
+        print(*(tables(found, group) for group in GROUPS), sep="\n\n")
+    save(options.out, found)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def _all(name: str) -> Arrays:
 
 def _read(name: str, stored: NDArray[Any]) -> NDArray[np.float32]:
     if name == "digits":
-        return stored
+        return np.asarray(stored, dtype=np.float32)
     if name == "imdb":
         from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -95,7 +95,7 @@ def _read(name: str, stored: NDArray[Any]) -> NDArray[np.float32]:
     images = [Image.open(io.BytesIO(one["bytes"])) for one in stored]
     small = [np.asarray(one.resize(size, Image.Resampling.BOX)) for one in images]
     found = np.stack([one if one.ndim == 3 else one[:, :, None] for one in small])
-    return np.asarray(found.transpose(0, 3, 1, 2), dtype=np.float32) / 255
+    return np.asarray(found.transpose(0, 3, 1, 2) / np.float32(255), dtype=np.float32)
 
 
 def _through_cameras(arrays: Arrays, seed: int, num_clients: int) -> Arrays:

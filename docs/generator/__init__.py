@@ -5,5 +5,5 @@ say), docs/recipe.schema.json and the comments behind the keys of conf/. ``mkdoc
 docs``) calls site.py, which makes the pages of methods, keys, experiments and the library. A
 method's page comes from its class (name, paper, what it is for, keys), notes/x.md (equations, when
 to use it), strategies/x.py (docstring), costs.json (what travels: ``python -m
-docs.generator.measure``) and docs/results/methods.json.
+docs.generator.measure``), docs/results/methods.json and benchmarks/comparison.json.
 """

@@ -22,6 +22,8 @@ from fedhet.common.results import COMPLETED, SUMMARY, read_summary
 from fedhet.load_run import recipe_of
 
 FILE = ROOT / "docs" / "results" / "methods.json"
+COMPARISON = ROOT / "benchmarks" / "comparison.json"
+_MODELS = {"global": "the global model", "personal": "the clients' own models"}
 _BASELINE = "fedavg"
 _HOW = (
     "digits, a perceptron, 10 clients, `partition.alpha=0.1`, 20 rounds (one-shot methods: 1), "
@@ -49,15 +51,28 @@ def measured(method: str) -> str:
     own = found["accuracy"].get(method)
     if own is None:
         return ""
-    lines = [f"{_accuracy(own)} on {found['how']}."]
+    lines = [*_ranks(method), f"{_accuracy(own)} on {found['how']}."]
     if method in found["clients_own"]:
         lines.append("That is the mean of the clients' own models on the test set of all classes.")
     if method != _BASELINE and found["rounds"][method] > 1:
         lines.append(f"FedAvg has {_accuracy(found['accuracy'][_BASELINE])} there.")
-    lines.append("See [all methods beside each other](../choosing.md#measured-on-one-task).")
+    lines.append("See [all methods beside each other](../choosing.md#every-method-on-one-task).")
     for page in _PAPERS.get(method, ()):
         lines.append(f"Measured on the papers' data: [results](../results/{page}.md).")
     return "## Measured\n\n" + " ".join(lines)
+
+
+def _ranks(method: str) -> list[str]:
+    """Return a method's place in the comparison of tuned methods, a sentence for each group."""
+    found = json.loads(COMPARISON.read_text(encoding="utf-8"))
+    tests = {test["group"]: test for test in found["tests"]}
+    return [
+        f"Mean rank {own['rank']:.1f} of {tests[own['group']]['methods']} tuned methods on "
+        f"{tests[own['group']]['tasks']} small tasks, by the accuracy of {_MODELS[own['group']]}: "
+        f"{100 * own['gap']:+.1f} points to FedAvg ([the comparison](../results/comparison.md))."
+        for own in found["methods"]
+        if own["method"] == method
+    ]
 
 
 def measured_table() -> str:

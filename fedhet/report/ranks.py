@@ -89,7 +89,8 @@ def ranks_section(compared: Sequence[Comparison], stem: Path) -> list[Block]:
     ).dropna()
     if scores.shape[0] < LEAST or scores.shape[1] < LEAST:
         return []
-    found = Ranks.of(scores.T, larger_is_better=compared[0].figure.larger_is_better)
+    rounded = scores.map(lambda score: float(f"{score:.5g}"))  # columns of runs have six digits
+    found = Ranks.of(rounded.T, larger_is_better=compared[0].figure.larger_is_better)
     return [Heading(3, "Ranks"), _table(found, compared[0].figure, scores), _chart(found, stem)]
 
 
@@ -127,14 +128,14 @@ def _chart(found: Ranks, stem: Path) -> Chart:
         "axis": {"labelLimit": 0, "grid": True},
     }
     mark = {"color": INK, "tooltip": True}
-    rank = number("rank", "mean rank (1 is the best)")
+    rank = number("rank", "mean rank (1 is the best)") | {"scale": {"nice": False, "zero": False}}
     spec = {
         "width": 420,
         "height": {"step": 17},
         "layer": [
             {
                 "mark": {**mark, "type": "rule", "size": 2, "opacity": 0.45},
-                "encoding": {"y": rows, "x": number("low", rank["title"]), "x2": {"field": "high"}},
+                "encoding": {"y": rows, "x": {**rank, "field": "low"}, "x2": {"field": "high"}},
             },
             {
                 "mark": {**mark, "type": "point", "filled": True, "size": 60, "opacity": 1},

@@ -1,9 +1,13 @@
 """Every number of docs/results that has stored data is what the data give."""
 
+import json
+
 import pytest
 
+from benchmarks import comparison
 from tests.docs.stored import (
     PAGES,
+    ROOT,
     Query,
     Wrong,
     is_rounded,
@@ -30,6 +34,13 @@ def test_every_table_names_its_source_or_is_listed_as_not_recomputed():
     named = {(row[0].partition("]")[0][1:], row[1]) for row in listed.rows}
     without = {(t.page, t.heading) for path in PATHS for t in tables_of(path) if not t.source}
     assert named == without
+
+
+@pytest.mark.slow
+def test_the_comparisons_ranks_and_intervals_are_those_of_its_runs():
+    stored = json.loads((ROOT / "benchmarks" / "comparison.json").read_text(encoding="utf-8"))
+    for name, found in comparison.summarised(stored).items():
+        assert found == stored[name]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from fedhet.report.statistics import Figure
 PUBLISHED = {"C4.5+m+cf": 1.964, "C4.5+m": 2.000, "C4.5+cf": 2.893, "C4.5": 3.143}
 
 
+@pytest.mark.slow
 def test_the_example_has_the_published_numbers():
     found = Ranks(pd.Series(PUBLISHED), settings=14)
     assert found.friedman == pytest.approx(9.28, abs=0.005)
@@ -23,6 +24,7 @@ def test_the_example_has_the_published_numbers():
     assert found.below("C4.5+m+cf") == []  # 3.143 - 1.964 is less
 
 
+@pytest.mark.slow
 def test_equal_ranks_in_all_settings_and_differences_beyond_the_critical_one():
     scores = pd.DataFrame([[9.0, 5.0, 1.0]] * 6, columns=list("abc"))
     found = Ranks.of(scores)
