@@ -69,7 +69,7 @@ def _ranks(method: str) -> list[str]:
     return [
         f"Mean rank {own['rank']:.1f} of {tests[own['group']]['methods']} tuned methods on "
         f"{tests[own['group']]['tasks']} small tasks, by the accuracy of {_MODELS[own['group']]}: "
-        f"{own["gap"]:+.1f} points to FedAvg ([the comparison](../results/comparison.md))."
+        f"{own['gap']:+.1f} points to FedAvg ([the comparison](../results/comparison.md))."
         for own in found["methods"]
         if own["method"] == method
     ]
