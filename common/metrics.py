@@ -32,7 +32,7 @@ _TAKEN = frozenset(
     """
     absent accuracy alarms attack_success best_accuracy best_model best_round bytes_down
     bytes_up client_accuracy client_loss client_names clients clipped_share clipping_norm
-    config_sha256 data down_weighted dp_epsilon dp_epsilon_sampled dp_sensitivity
+    config_sha256 confusion data down_weighted dp_epsilon dp_epsilon_sampled dp_sensitivity
     drift_diversity dropped effective_step elapsed_seconds error failures fingerprint
     fit_seconds format gradient_reach late left_out lorentz_distance loss lr lr_sum machine
     max_staleness metrics_sha256 model norm_ratio num_examples num_steps own_metrics
