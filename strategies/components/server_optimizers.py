@@ -60,9 +60,9 @@ class SGD(_ServerOptimizer):
         if self.momentum:
             self.velocity = {n: self.momentum * v + update[n] for n, v in self.velocity.items()}
             direction = self.velocity
-        return {
-            name: torch.add(value, direction[name], alpha=self.lr) for name, value in params.items()
-        }
+        most = torch.finfo(torch.float32).max  # torch refuses larger ones; this diverges as well
+        lr = min(self.lr, most)
+        return {name: torch.add(x, direction[name], alpha=lr) for name, x in params.items()}
 
 
 class _Adaptive(_ServerOptimizer):
