@@ -283,7 +283,7 @@ def tables(found: Mapping[str, Any], group: str) -> str:
 
     def gap(method: str, task: str) -> str:
         one = Estimate(list(scores.loc[(method, task)] - scores.loc[("fedavg", task)]))
-        text = f"{one.mean:+.1f} {one.interval_text(1) if one.interval else ''}".strip()
+        text = f"{one.mean:+.1f} {one.interval_text(1) if one.interval else '[0.0, 0.0]'}"
         return f"**{text}**" if one.sign else text
 
     def by_task(figures: str, cell: Callable[[str, str], str], names: Sequence[str]) -> str:
