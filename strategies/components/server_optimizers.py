@@ -18,6 +18,7 @@ Adagrad, Adam and Yogi are Algorithm 2 of Reddi et al., Adaptive Federated Optim
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Annotated, Any
 
@@ -60,8 +61,8 @@ class SGD(_ServerOptimizer):
         if self.momentum:
             self.velocity = {n: self.momentum * v + update[n] for n, v in self.velocity.items()}
             direction = self.velocity
-        most = torch.finfo(torch.float32).max  # torch refuses larger ones; this diverges as well
-        lr = min(self.lr, most)
+        # torch refuses an alpha beyond float32, which is infinite there
+        lr = self.lr if self.lr <= torch.finfo(torch.float32).max else math.inf
         return {name: torch.add(x, direction[name], alpha=lr) for name, x in params.items()}
 
 
