@@ -6,7 +6,7 @@ Global methods are compared by the accuracy of the global model on a pooled test
 ones by the mean accuracy of the clients' own models on what each client holds out. Of FedAvg and of
 methods without a model of their own the latter is the global model after the client has trained.
 
-The rules, fixed before the first run:
+The rules, fixed before the first run that counts:
 
 1. Every method has four trials a task on the part ``tune`` of the data, with the seed 100: two step
    sizes and two values of its main key; or four step sizes, if it has none. Everything else is the

@@ -52,7 +52,7 @@ from fedhet.strategies.components.server_optimizers import SGD
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.method import OWN_MODELS, Method
 from fedhet.strategies.parts import Parts
-from fedhet.strategies.round.exact_sum import ExactSum
+from fedhet.strategies.round.reply_fold import Weights, sum_of
 
 CLUSTERS = "cluster_models"  # theta_2 to theta_k; their tensors are called J:NAME, J from 1
 CHOICE = "cluster_choice"  # 1 at the chosen model, 0 at the others (k,)
@@ -162,10 +162,7 @@ class IFCAServer(ServerSide):
 
 def _mean(replies: Sequence[Reply]) -> dict[str, Tensor]:
     """Return the mean of the updates by examples, to the bits of FedAvg's."""
-    total = ExactSum()
-    for reply in replies:
-        total.add(reply.update, reply.num_examples)
-    return total.over(_examples(replies))
+    return dict(sum_of(replies, Weights("examples")).update)
 
 
 def _examples(replies: Sequence[Reply]) -> int:

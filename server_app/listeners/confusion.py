@@ -61,14 +61,14 @@ class Confusion(Listener):
         held_out = registry.num_held_out
         most = {n: held_out[n] or count for n, count in registry.num_examples.items()}
         read = partial(read_counts, shapes=shapes_of(len(classes)))
+        why = "no client has sent valid counts of its answers"
         try:
             found = read_answers(CONFUSION, ask(CONFUSION, ConfigRecord()), read, most)
         except TimeoutError as error:
-            end.about[CONFUSION] = {"error": str(error)}
-            return
+            found, why = {}, str(error)
         if not found:
-            end.about[CONFUSION] = {"error": "no client has sent valid counts of its answers"}
-            log(ERROR, "no confusion matrix: %s", end.about[CONFUSION]["error"])
+            end.about[CONFUSION] = {"error": why}
+            log(ERROR, "no confusion matrix: %s", why)
             return
         end.about[CONFUSION] = asdict(decisions_of(found, sorted(most), classes))
 
