@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from fedhet.common.decisions import Decisions
 from fedhet.common.metrics import larger_is_better
@@ -21,7 +20,6 @@ from fedhet.report.site_data import BEST, RECEIVED_MODEL, SiteFigures
 BY_SITE, CROSS_SITE, ANSWERS = "By site", "Each site's model at every site", "Right and wrong"
 MOST_SITES = 40  # that a table shows: of more, those with the lowest figures
 MOST_MODELS = 8  # whose cross-site tables and answers a page shows
-QUANTILES = {"10 %": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "90 %": 0.9}
 _WORDS = {
     BEST: "The shared model is that of the best round.",
     RECEIVED_MODEL: "The shared model is the one that each site received when it last trained.",
@@ -86,7 +84,7 @@ def site_blocks(measured: Sequence[Measured]) -> list[Block]:
     for group in groups.values():
         blocks += _group(group)
     across = [one for one in measured if one.first.matrix]
-    decided = [one for one in measured if one.first.decisions is not None]
+    decided = [(one, one.first.decisions) for one in measured if one.first.decisions]
     if blocks:
         blocks = [Heading(3, BY_SITE), *blocks]
     if across:
@@ -94,7 +92,7 @@ def site_blocks(measured: Sequence[Measured]) -> list[Block]:
         blocks += [_cross_site(one) for one in across[:MOST_MODELS]]
     if decided:
         blocks += [Heading(3, ANSWERS)]
-        blocks += [table for one in decided[:MOST_MODELS] for table in _answers(one)]
+        blocks += [table for pair in decided[:MOST_MODELS] for table in _answers(*pair)]
     return blocks
 
 
@@ -113,24 +111,17 @@ def _group(group: Sequence[Measured]) -> list[Block]:
         name for one in group for figures in one.figures for name in (*figures.shared, *figures.own)
     )
     whole = [name for name in names if "/" not in name]
-    shown = [name for name in whole if name != "loss" or "accuracy" not in whole]
     blocks: list[Block] = []
-    for metric in shown:
-        columns = _columns(group, metric)
-        blocks += [_sites_table(group, metric, columns), _spread_table(group, metric, columns)]
+    for metric in [name for name in whole if name != "loss" or "accuracy" not in whole]:
+        columns = {
+            f"{one.label}, own models" if own else one.label: values
+            for one in group
+            for own in (False, True)
+            if not (values := one.by_site(metric, own=own)).empty
+        }
+        blocks += [_sites_table(group, metric, columns), _spread_table(group[0], metric, columns)]
         blocks += [Paragraph(text) for text in _own_or_shared(group, metric)]
     return blocks
-
-
-def _columns(group: Sequence[Measured], metric: str) -> dict[str, pd.DataFrame]:
-    """Return the values by site and seed of each model, by the model's name."""
-    found = {}
-    for one in group:
-        for own in (False, True):
-            values = one.by_site(metric, own=own)
-            if not values.empty:
-                found[f"{one.label}, own models" if own else one.label] = values
-    return found
 
 
 def _sites_table(
@@ -138,28 +129,23 @@ def _sites_table(
 ) -> Table:
     means = pd.DataFrame({label: values.mean(axis=1) for label, values in columns.items()})
     signed = means if larger_is_better(metric) else -means
-    worst = {label: signed[label].idxmin() for label in columns}
-    sites = [site for site in group[0].first.sites if site.client in means.index]
-    if len(sites) > MOST_SITES:
-        lowest = signed.min(axis=1).nsmallest(MOST_SITES).index
-        sites = [site for site in sites if site.client in lowest]
-    unseen = {
-        label: {site.client for site in one.first.sites if site.unseen}
-        for one in group
-        for label in (one.label, f"{one.label}, own models")
-    }
-    rows = []
-    for site in sites:
-        row: dict[str, object] = {"site": site.label}
-        row |= {"examples": _count(site.total), "evaluated on": _count(site.evaluated_on)}
-        for label, values in columns.items():
-            notes = ["lowest" if larger_is_better(metric) else "highest"]
-            notes = notes if site.client == worst[label] and len(means) > 1 else []
-            notes += ["never trained"] if site.client in unseen[label] else []
-            text = _text(values.loc[site.client], metric) if site.client in values.index else "-"
-            row[label] = Entry(text, ", ".join(notes))
-        rows.append(row)
-    return Table(pd.DataFrame(rows), _caption(group, metric, len(means), len(sites)))
+    worst = signed.idxmin() if len(means) > 1 else {}
+    lowest = signed.min(axis=1).nsmallest(MOST_SITES).index
+    sites = [site for site in group[0].first.sites if site.client in lowest]
+    frame = pd.DataFrame({"site": [site.label for site in sites]})
+    frame["examples"] = [_count(site.total) for site in sites]
+    frame["evaluated on"] = [_count(site.evaluated_on) for site in sites]
+    lacking = {one.label: {s.client for s in one.first.sites if s.unseen} for one in group}
+    for label, values in columns.items():
+        unseen, entries = lacking[label.removesuffix(", own models")], []
+        for client in (site.client for site in sites):
+            far = "lowest" if larger_is_better(metric) else "highest"
+            notes = [far] if client == worst.get(label) else []
+            notes += ["never trained"] if client in unseen else []
+            text = _text(values.loc[client], metric) if client in values.index else "-"
+            entries.append(Entry(text, ", ".join(notes)))
+        frame[label] = entries
+    return Table(frame, _caption(group, metric, len(means), len(sites)))
 
 
 def _count(number: int | None) -> str:
@@ -184,28 +170,26 @@ def _caption(group: Sequence[Measured], metric: str, known: int, shown: int) -> 
     return " ".join(words)
 
 
-def _spread_table(
-    group: Sequence[Measured], metric: str, columns: Mapping[str, pd.DataFrame]
-) -> Table:
+def _spread_table(first: Measured, metric: str, columns: Mapping[str, pd.DataFrame]) -> Table:
     """Return how far the sites lie apart: a row for each model."""
-    names = {site.client: site.label for site in group[0].first.sites}
-    better = larger_is_better(metric)
+    names = {site.client: site.label for site in first.first.sites}
     rows = []
     for label, values in columns.items():
         means = values.mean(axis=1)
-        worst, best = (
-            (means.idxmin(), means.idxmax()) if better else (means.idxmax(), means.idxmin())
-        )
+        said = means.describe([0.1, 0.25, 0.5, 0.75, 0.9])
+        ends = [Entry(_number(said[k], metric), names[means.agg(f"idx{k}")]) for k in ("min", "max")]
+        worst, best = ends if larger_is_better(metric) else ends[::-1]
+        quantiles = {"10 %": "10%", "25 %": "25%", "median": "50%", "75 %": "75%", "90 %": "90%"}
         rows.append(
             {
                 "model": label,
                 "sites": str(len(means)),
-                "mean": _number(means.mean(), metric),
-                "worst site": Entry(_number(means[worst], metric), names[worst]),
-                **{name: _number(means.quantile(q), metric) for name, q in QUANTILES.items()},
-                "best site": Entry(_number(means[best], metric), names[best]),
-                "range": _number(means.max() - means.min(), metric),
-                "std. dev.": _number(means.std(), metric),
+                "mean": _number(said["mean"], metric),
+                "worst site": worst,
+                **{name: _number(said[q], metric) for name, q in quantiles.items()},
+                "best site": best,
+                "range": _number(said["max"] - said["min"], metric),
+                "std. dev.": _number(said["std"], metric),
             }
         )
     caption = (
@@ -241,15 +225,17 @@ def _cross_site(one: Measured) -> Table:
     first = one.first
     metric = "accuracy" if "accuracy" in first.matrix else "loss"
     same = [f for f in one.figures if f.models == first.models and metric in f.matrix]
-    values = np.array([figures.matrix[metric] for figures in same], dtype=float)
     names = {site.client: site.label for site in first.sites}
-    shared = [figures.shared[metric] for figures in same if metric in figures.shared]
-    rows: list[list[object]] = []
-    if shared:
-        by_seed = np.array(shared, dtype=float)
-        rows.append(["shared", *_entries(first, None, by_seed, metric)])
+    # by model: its name and client, and its figures (seeds, sites)
+    models = [("shared", None, [f.shared[metric] for f in same if metric in f.shared])]
     for place, client in enumerate(first.models):
-        rows.append([f"{names[client]}'s own", *_entries(first, client, values[:, place], metric)])
+        models.append((f"{names[client]}'s own", client, [f.matrix[metric][place] for f in same]))
+    rows = []
+    for name, owner, by_seed in models:
+        texts = [_text(values, metric) for _, values in pd.DataFrame(by_seed, dtype=float).items()]
+        pairs = zip(first.sites, texts, strict=False)
+        entries = [Entry(text, "own" if site.client == owner else "") for site, text in pairs]
+        rows += [[name, *entries]] if entries else []
     columns = ["model", *(names[site.client] for site in first.sites)]
     caption = f"{one.label}: {_title(metric)} of each model (row) on each site's examples (column)."
     unseen = listed(site.label for site in first.sites if site.unseen)
@@ -259,23 +245,11 @@ def _cross_site(one: Measured) -> Table:
     return Table(pd.DataFrame(rows, columns=columns), caption)
 
 
-def _entries(
-    first: SiteFigures, client: int | None, by_seed: NDArray[np.float64], metric: str
-) -> list[Entry]:
-    """Return a row: a model's figures (seeds, sites); ``client``: whose model it is."""
-    return [
-        Entry(_text(pd.Series(by_seed[:, place]), metric), "own" if site.client == client else "")
-        for place, site in enumerate(first.sites)
-    ]
-
-
 # ---- answers -------------------------------------------------------------------------------------
 
 
-def _answers(one: Measured) -> list[Table]:
+def _answers(one: Measured, decisions: Decisions) -> list[Table]:
     """Return the confusion matrix, and with two classes the answers at a chosen threshold."""
-    decisions = one.first.decisions
-    assert decisions is not None
     columns = [f"answered {name}" for name in decisions.classes]
     counts = pd.DataFrame(decisions.counts, columns=columns).astype(str)
     counts.insert(0, "class", [f"is {name}" for name in decisions.classes])
@@ -292,16 +266,21 @@ def _answers(one: Measured) -> list[Table]:
 
 def _thresholds(one: Measured, decisions: Decisions) -> Table:
     """Return each site's answers at the threshold that the other sites' examples choose."""
-    known = [
-        (site.label, threshold, counts)
-        for site, threshold, counts in zip(
-            one.first.sites, decisions.thresholds, decisions.at_threshold, strict=True
-        )
-        if counts is not None
-    ]
-    rows = [_at_threshold(label, f"{threshold:.3f}", counts) for label, threshold, counts in known]
-    total = np.sum([counts for _, _, counts in known], axis=0).tolist()
-    rows.append(_at_threshold("all sites", "", total))
+    counted = [place for place, counts in enumerate(decisions.at_threshold) if counts is not None]
+    kinds = ["rightly cleared", "false alarms", "missed", "found"]
+    counts = pd.DataFrame([decisions.at_threshold[n] for n in counted], columns=kinds)
+    counts.loc[len(counts)] = counts.sum()  # of all sites
+    cleared, alarms, missed, found = (counts[kind] for kind in kinds)
+    shares = {
+        "sensitivity (%)": 100 * found / (found + missed),
+        "specificity (%)": 100 * cleared / (cleared + alarms),
+    }
+    columns = {
+        "site": [*(one.first.sites[n].label for n in counted), "all sites"],
+        "threshold": [*(f"{decisions.thresholds[n]:.3f}" for n in counted), ""],
+        **{name: share.map("{:.1f}".format).replace("nan", "-") for name, share in shares.items()},
+        **counts[kinds[::-1]].astype(str),
+    }
     negative, positive = decisions.classes
     caption = (
         f"{one.label}: the answer is {positive} if its probability is at least the threshold. "
@@ -311,25 +290,7 @@ def _thresholds(one: Measured, decisions: Decisions) -> Table:
         f"of the examples that are {negative}, the share that was recognised as such. For a new "
         f"site, the examples of all sites choose {decisions.threshold:.3f}."
     )
-    return Table(pd.DataFrame(rows), caption)
-
-
-def _at_threshold(label: str, threshold: str, counts: Sequence[int]) -> dict[str, str]:
-    right_negative, false_alarms, missed, found = counts
-    return {
-        "site": label,
-        "threshold": threshold,
-        "sensitivity (%)": _share(found, found + missed),
-        "specificity (%)": _share(right_negative, right_negative + false_alarms),
-        "found": str(found),
-        "missed": str(missed),
-        "false alarms": str(false_alarms),
-        "rightly cleared": str(right_negative),
-    }
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f}" if whole else "-"
+    return Table(pd.DataFrame(columns), caption)
 
 
 # ---- numbers -------------------------------------------------------------------------------------
@@ -342,8 +303,6 @@ def _title(metric: str) -> str:
 def _text(values: pd.Series, metric: str) -> str:
     """Return the mean over the seeds with its spread; a dash without a value."""
     known = values.dropna()
-    if known.empty:
-        return "-"
     spread = f" ± {_number(known.std(), metric)}" if len(known) > 1 else ""
     return _number(known.mean(), metric) + spread
 

@@ -27,7 +27,7 @@ from fedhet.common.files import save_text, writable_folder
 from fedhet.conf.experiments import experiment_files, read_experiment
 from fedhet.report.blocks import Block, Chart, Heading, Table, Verdict, Warn
 from fedhet.report.by_site import ANSWERS, BY_SITE, CROSS_SITE
-from fedhet.report.class_counts import with_counts
+from fedhet.report.partitions import with_counts
 from fedhet.report.data_file import ReportData, thinned, to_text
 from fedhet.report.page import build_page
 from fedhet.report.paper_figures import with_figures

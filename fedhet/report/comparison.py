@@ -49,7 +49,7 @@ class Comparison:
     def gap_digits(self) -> int:
         """Decimals of its differences: enough for the end next to 0 of an interval without it."""
         gaps = [row.difference for row in self.rows if row.difference and row.difference.sign]
-        ends = [gap.nearest_to_zero for gap in gaps if gap.nearest_to_zero]
+        ends = [min(map(abs, gap.interval)) for gap in gaps if gap.interval]
         needed = [math.ceil(-math.log10(end)) for end in ends]
         return max(self.digits, min(_MOST_DECIMALS, max(needed, default=0)))
 
@@ -91,7 +91,7 @@ def _comparison(cells: Sequence[Cell], figure: Figure, baseline: str) -> Compari
         compared = paired and cell.row != chosen
         rows.append(Ranked(cell.row, score, Estimate(paired, scale=scale) if compared else None))
     better = -1 if figure.larger_is_better else 1
-    rows.sort(key=lambda row: (not row.score.complete, better * row.score.mean))
+    rows.sort(key=lambda row: (bool(row.score.bounds), better * row.score.mean))
     return Comparison(cells[0].column, figure, chosen, rows)
 
 
@@ -105,10 +105,11 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
     """Return the rows of all columns from the best to the worst, with intervals."""
     records = []
     for one in found:
-        means = [row.score.mean if row.score.complete else None for row in one.rows]
+        means = [None if row.score.bounds else row.score.mean for row in one.rows]
         for row in one.rows:
-            place = means.index(row.score.mean) + 1 if row.score.complete else None
+            place = None if row.score.bounds else means.index(row.score.mean) + 1
             digits, gap_digits, gap = one.digits, one.gap_digits, row.difference
+            minus = f"{gap.mean:+.{gap_digits}f}" if gap else "-"
             best = place == 1 and len(one.rows) > 1
             records.append(
                 {
@@ -118,7 +119,7 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
                     "mean": Entry(row.score.text(digits), best=best),
                     "95 % interval": row.score.interval_text(digits),
                     "seeds": str(row.score.count),
-                    "minus the baseline": _gap_text(one, row, gap_digits),
+                    "minus the baseline": "the baseline" if row.label == one.baseline else minus,
                     "its 95 % interval": gap.interval_text(gap_digits, "+") if gap else "-",
                     "common seeds": str(gap.count) if gap else "-",
                 }
@@ -131,12 +132,6 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
         frame = frame[[name for name in alone if name in frame]]
         return Table(frame, _caption(found), words=frame.columns.get_loc("mean"))
     return Table(frame, _caption(found), words=frame.columns.get_loc("rank"))
-
-
-def _gap_text(one: Comparison, row: Ranked, digits: int) -> str:
-    if row.label == one.baseline:
-        return "the baseline"
-    return f"{row.difference.mean:+.{digits}f}" if row.difference else "-"
 
 
 def _caption(found: Sequence[Comparison]) -> str:
@@ -164,7 +159,7 @@ def _column_verdict(one: Comparison) -> list[str]:
     best, others = one.rows[0], [row for row in one.rows if row.label != one.baseline]
     if not others:
         sentences = [f"{best.label}: {_score_text(one, best)}. {_seeds_text(one, best)}"]
-    elif not best.score.complete:
+    elif best.score.bounds:
         sentences = ["No row has reached the target in all of its seeds."]
     elif best.label == one.baseline:
         sentences = [f"The best mean is that of {best.label}: {_score_text(one, best)}."]
@@ -223,9 +218,9 @@ def _missed_text(one: Comparison, row: Ranked) -> str:
     """Return in how many seeds the two have reached the target, if not in all."""
     pair = [other for other in one.rows if other.label in (row.label, one.baseline)]
     counts = [
-        f"{other.label} in {other.score.reached} of {other.score.count} seeds"
+        f"{other.label} in {len(other.score.numbers)} of {other.score.count} seeds"
         for other in pair
-        if not other.score.complete
+        if other.score.bounds
     ]
     return f" The target was reached by {listed(counts)}." if counts else ""
 
@@ -236,11 +231,9 @@ def _score_text(one: Comparison, row: Ranked) -> str:
 
 
 def _seeds_text(one: Comparison, row: Ranked) -> str:
-    if row.score.count == 1:
+    score, seeds = row.score, f"{row.score.count} seeds."
+    if score.count == 1:
         return "One seed: no interval can be said."
-    seeds = f"{row.score.count} seeds."
-    if not row.score.complete:
-        return seeds
-    if row.score.interval is None:
-        return f"Equal in all of {seeds}"
-    return f"95 % interval {row.score.interval_text(one.digits)} over {seeds}"
+    if score.interval:
+        return f"95 % interval {score.interval_text(one.digits)} over {seeds}"
+    return seeds if score.bounds else f"Equal in all of {seeds}"

@@ -137,7 +137,7 @@ def _encoded(run: Run, common: Mapping[str, Any], papers: list[Any]) -> dict[str
         "paper": None if run.paper is None else papers.index(run.paper),
         "settings": own if run.settings else None,
         "columns": {name: _packed(values) for name, values in run.columns.items()},
-        "layers": vars(run.layers) if run.layers else None,
+        "layers": None if run.layers == LayerFigures() else vars(run.layers),
         "sites": asdict(run.sites) if run.sites else None,
     }
     needless = [name for name in ("figures", "layers", "sites", "distrusted") if not encoded[name]]
@@ -201,7 +201,7 @@ def _decoded(entry: Mapping[str, Any], common: Mapping[str, Any], papers: Sequen
             "settings": {} if own is None else {**common, **own},
             "columns": {name: _unpacked(column) for name, column in entry["columns"].items()},
             "paper": None if paper is None else papers[paper],
-            "layers": LayerFigures(**layers) if layers else None,
+            "layers": LayerFigures(**(layers or {})),
             "sites": SiteFigures.from_json(sites) if sites else None,
         }
     )

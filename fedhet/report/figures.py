@@ -1,25 +1,31 @@
-"""The charts of a section: each is a few panels of lines, a panel for a column of the layout."""
+"""The charts of a section: each has a panel for every quantity that it shows and every column."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 
-import numpy as np
 import pandas as pd
 
-from fedhet.report.blocks import Block, Chart, Heading, Key, Paragraph, Table, not_available
+from fedhet.report.blocks import Block, Heading, Key, Table
 from fedhet.report.charts import Curve, Panel, common_range, gallery
-from fedhet.report.data_file import AGREEMENT, Partition
-from fedhet.report.layout import NO_COLUMN, Cell, Layout
+from fedhet.report.data_file import AGREEMENT
+from fedhet.report.layer_data import LayerFigures
+from fedhet.report.layout import NO_COLUMN, Cell, Layout, only_runs
 from fedhet.report.names import column_title, listed
-from fedhet.report.partition_chart import partition_chart
-from fedhet.report.run_data import AT_CLIENTS, ON_TEST_SET, Run, evaluation_place, score_of
+from fedhet.report.run_data import (
+    AT_CLIENTS,
+    LATE_ROUNDS,
+    ON_TEST_SET,
+    Run,
+    evaluation_place,
+    score_of,
+)
 from fedhet.report.statistics import measured_metrics
-from fedhet.report.tables import cell_table
+from fedhet.report.tables import values_table
 
 # Columns that are shown elsewhere, or are not figures of a round.
 NO_DIAGNOSTICS = (
@@ -27,63 +33,72 @@ NO_DIAGNOSTICS = (
     *AGREEMENT,
 )
 MOST_DIAGNOSTICS = 40  # small panels of a section
+MOST_PICKED = 6  # tensors with a panel, or a column of the table, of their own
 ROUND = "round"
+LATE = f"the mean over the last {LATE_ROUNDS} rounds"
+LAST = "the mean over all pairs of clients, in the last round"
 _PLACES = {ON_TEST_SET: "test {}", AT_CLIENTS: "{} at the clients"}
 _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))  # the largest unit of which there are two
+_WHERE = "Client: mean over the clients, on theirs; others: on the test set."
 
 Points = Callable[[Run], Mapping[float, float]]  # a run's y by x
-Units = Mapping[str, tuple[str, float]]  # of other axes, by label: a column of rows, and its unit
+Axes = Mapping[str, tuple[str, float]]  # beside x, by label: a column of rows, and its unit
 
 
-def over_rounds(run: Run, column: str) -> dict[float, float]:
+@dataclass(frozen=True)
+class Quantity:
+    """What a panel shows of each run."""
+
+    points: Points
+    y_label: str = ""
+    title: str = ""  # of its panels, before the column's name
+    x_label: str = ROUND
+    log: bool = False  # the scale of y
+    marks: Callable[[Sequence[Cell]], Sequence[float]] = lambda cells: ()  # dotted, horizontal
+
+
+def over_rounds(column: str) -> Points:
     """Return a column of metrics.jsonl by round."""
-    return {float(round): value for round, value in run.stored(column)}
+    return lambda run: {float(round): value for round, value in run.stored(column)}
 
 
 def line_panels(
     layout: Layout,
     keys: Mapping[str, Key],
-    points: Points,
-    labels: tuple[str, str],
+    quantities: Sequence[Quantity],
+    axes: Axes | None = None,
     *,
-    marks: Sequence[Sequence[float]] = (),
-    log: bool = False,
-    units: Units | None = None,
     incomplete: bool = False,
 ) -> list[Panel]:
-    """Return a panel for each column that has points, all with the same range of y.
+    """Return a panel for each quantity and column with points; a quantity has one range of y.
 
-    Args:
-        layout: rows are lines, columns are panels.
-        keys: the lines' colours and styles by label.
-        points: y by x of a run.
-        labels: of x and y.
-        marks: dotted horizontal lines of each column.
-        log: whether y is on a logarithmic scale.
-        units: of other axes that lines have.
-        incomplete: whether a run that is not completed has a line of its own.
+    ``incomplete``: whether a run that is not completed has a line of its own.
     """
-    marks = marks or [()] * len(layout.columns)
-    found = [
-        _curves(layout.column(column), keys, points, units or {}, incomplete)
-        for column in layout.columns
-    ]
-    shown = [mark for some in marks for mark in some]
-    y_range = common_range([line for lines in found for line in lines], shown, log=log)
-    return [
-        Panel("" if column == NO_COLUMN else column, *labels, lines, own, y_range, log)
-        for column, lines, own in zip(layout.columns, found, marks, strict=True)
-        if lines
-    ]
+    found: list[Panel] = []
+    for one in quantities:
+        columns = [layout.column(column) for column in layout.columns]
+        lines = [_curves(cells, keys, one.points, axes or {}, incomplete) for cells in columns]
+        marks = [one.marks(cells) for cells in columns]
+        every = [line for some in lines for line in some]
+        y_range = common_range(every, [mark for some in marks for mark in some], log=one.log)
+        for column, curves, own in zip(layout.columns, lines, marks, strict=True):
+            title = " · ".join(filter(None, [one.title, column if column != NO_COLUMN else ""]))
+            if curves:
+                found.append(Panel(title, one.x_label, one.y_label, curves, own, y_range, one.log))
+    return found
 
 
 def _curves(
-    cells: Sequence[Cell], keys: Mapping[str, Key], points: Points, units: Units, incomplete: bool
+    cells: Sequence[Cell],
+    keys: Mapping[str, Key],
+    points: Points,
+    axes: Axes,
+    incomplete: bool,
 ) -> list[Curve]:
     """Return the lines of a column: each row's mean, then the runs that did not complete."""
 
     def curve(row: str, runs: Sequence[Run], completed: bool) -> Curve | None:
-        by_run = [_points(run, values, units) for run in runs if (values := points(run))]
+        by_run = [_points(run, values, axes) for run in runs if (values := points(run))]
         return Curve.of(keys[row], by_run, completed=completed)
 
     found = [curve(cell.row, cell.runs, True) for cell in cells]
@@ -92,12 +107,11 @@ def _curves(
     return [line for line in found if line]
 
 
-def _points(run: Run, values: Mapping[float, float], units: Units) -> pd.DataFrame:
+def _points(run: Run, values: Mapping[float, float], axes: Axes) -> pd.DataFrame:
     """Return a run's y by round, and what it has spent until then by the axis's label."""
     found = pd.DataFrame({"y": values})
-    for label, (column, unit) in units.items():
-        spent = run.bytes_by_round() if column == "bytes" else dict(run.points(column))
-        found[label] = pd.Series({0: 0.0, **spent}) / unit
+    for label, (column, unit) in axes.items():
+        found[label] = pd.Series(run.spent(column), dtype=float) / unit
     return found
 
 
@@ -112,7 +126,7 @@ def lines_are(panels: Sequence[Panel]) -> str:
 
 
 def abreast(layout: Layout) -> int:
-    """Return how many panels are in a row: those of one figure, if they fit."""
+    """Return how many panels are in a row: those of one quantity, if they fit."""
     return len(layout.columns) if len(layout.columns) in (2, 4) else 3
 
 
@@ -139,15 +153,10 @@ def scores(
         return []
     axes, where = _axes(drawn), evaluation_place(drawn, score)
     marks = [scale * target for target in targets] if score == "accuracy" else []
-    panels = line_panels(
-        layout,
-        keys,
-        points,
-        (ROUND, _PLACES.get(where, "{}").format(score) + percent),
-        marks=[marks] * len(layout.columns),
-        units={label: unit for label, (_, unit) in axes.items()},
-        incomplete=True,
-    )
+    label = _PLACES.get(where, "{}").format(score) + percent
+    quantity = Quantity(points, label, marks=lambda cells: marks)
+    spent = {label: column for label, (_, column) in axes.items()}
+    panels = line_panels(layout, keys, [quantity], spent, incomplete=True)
     caption = f"{score.capitalize()} {where}. {lines_are(panels)}"
     caption += " Dotted, horizontal: the targets." if marks else ""
     if any(not line.completed for panel in panels for line in panel.curves):
@@ -162,29 +171,29 @@ def scores(
 def _axes(runs: Sequence[Run]) -> dict[str, tuple[str, tuple[str, float]]]:
     """Return the axes beside rounds: by label, the ending of a file's name, a column, its unit."""
     found = {}
-    most = max((run.bytes_until(10**9) for run in runs), default=0)
-    unit, name = (1e9, "GB") if most >= 2e9 else (1e6, "MB")
-    if most:
-        found[f"{name} up and down, all clients"] = ("bytes", ("bytes", unit))
-    for column, kind, words in (
-        ("elapsed_seconds", "time", "wall time"),
-        ("simulated_seconds", "simulated", "simulated time"),
+    for words, kind, column, units in (
+        ("{} up and down, all clients", "bytes", "bytes", ((1e9, "GB"), (1e6, "MB"))),
+        ("wall time ({})", "time", "elapsed_seconds", _TIMES),
+        ("simulated time ({})", "simulated", "simulated_seconds", _TIMES),
     ):
-        if (longest := max((v for r in runs for _, v in r.points(column)), default=0)) > 0:
-            unit, name = next((one for one in _TIMES if longest >= 2 * one[0]), _TIMES[-1])
-            found[f"{words} ({name})"] = (kind, (column, unit))
+        if most := max((max(run.spent(column).values(), default=0) for run in runs), default=0):
+            unit, name = next((one for one in units if most >= 2 * one[0]), units[-1])
+            found[words.format(name)] = (kind, (column, unit))
     return found
+
+
+def _columns(names: Sequence[str]) -> list[Quantity]:
+    return [Quantity(over_rounds(name), title=column_title(name)) for name in names]
 
 
 def metrics(
     layout: Layout, keys: Mapping[str, Key], names: Sequence[str], stem: Path
 ) -> list[Block]:
     """Return each metric over rounds, a panel per column."""
-    panels = _columns_over_rounds(layout, keys, [name for name in names if "/" not in name])
+    panels = line_panels(layout, keys, _columns([name for name in names if "/" not in name]))
     if not panels:
         return []
-    where = "Client: mean over the clients, on theirs; others: on the test set."
-    caption = f"{where} {lines_are(panels)}"
+    caption = f"{_WHERE} {lines_are(panels)}"
     return [gallery(panels, caption, stem, {ROUND: "metrics"}, abreast(layout))]
 
 
@@ -197,7 +206,7 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
         elsewhere |= {"client_loss" if run.at_clients else "loss" for run in runs}
     shown = [name for name in names if name not in elsewhere if any(r.stored(name) for r in runs)]
     steady = [name for name in shown if all(_is_steady(run, name) for run in runs)]
-    panels = _columns_over_rounds(layout, keys, [name for name in shown if name not in steady])
+    panels = line_panels(layout, keys, _columns([name for name in shown if name not in steady]))
     blocks: list[Block] = [Heading(3, "Per round")]
     if panels:
         drawn = panels[:MOST_DIAGNOSTICS]
@@ -207,59 +216,211 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
             caption += f" {len(panels) - len(drawn)} further panels are left out."
         blocks.append(gallery(drawn, caption, stem, {ROUND: "diagnostics"}, abreast(layout)))
     if steady:
-        blocks.append(_steady_table(layout, steady))
+        values = {column_title(name): _last(name) for name in steady}
+        caption = "Constant over the rounds of each run; the mean over the seeds."
+        blocks.append(values_table(layout, values, caption, _plain_mean))
     return blocks
-
-
-def _columns_over_rounds(
-    layout: Layout, keys: Mapping[str, Key], names: Sequence[str]
-) -> list[Panel]:
-    """Return a panel for each column of metrics.jsonl and of the layout."""
-    return [
-        replace(panel, title=" · ".join(filter(None, [column_title(name), panel.title])))
-        for name in names
-        for panel in line_panels(layout, keys, partial(over_rounds, column=name), (ROUND, ""))
-    ]
 
 
 def _is_steady(run: Run, name: str) -> bool:
     return len({value for round, value in run.stored(name) if round > 0}) <= 1
 
 
-def _steady_table(layout: Layout, names: Sequence[str]) -> Table:
-    def text(runs: Sequence[Run], name: str) -> str:
-        values = [points[-1][1] for run in runs if (points := run.stored(name))]
-        mean = math.fsum(values) / len(values) if values else math.nan
-        return "-" if not values else f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.6g}"
-
-    rows = [
-        {column_title(name): text(cell.runs, name) for name in names} for cell in layout.measured
-    ]
-    caption = "Constant over the rounds of each run; the mean over the seeds."
-    return cell_table(layout, pd.DataFrame(rows), caption)
+def _last(name: str) -> Callable[[Run], float | None]:
+    return lambda run: points[-1][1] if (points := run.stored(name)) else None
 
 
-def partitions(found: Sequence[Partition], stem: Path) -> list[Block]:
-    """Return how many examples of each class the clients hold, and what could not be counted."""
-    if not found:
+def _plain_mean(values: Sequence[float]) -> str:
+    mean = fmean(values) if values else math.nan
+    return "-" if not values else f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.6g}"
+
+
+# ---- how far updates agree (strategies/round/update_diagnostics.py) ------------------------------
+
+
+def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -> list[Block]:
+    """Return the three figures over rounds, one in ``every``, and their means over the last."""
+    measured = only_runs(layout, _has_agreement)
+    runs = measured.completed
+    if not runs:
         return []
-    shown = [p for p in found if not p.error]
-    blocks: list[Block] = [Heading(2, "Partition: who holds which classes")]
-    if any(partition.settings.get("partition.seed") is None for partition in shown):
-        blocks.append(Paragraph("Each seed draws its own partition; the first one is shown."))
-    for number, partition in enumerate(shown, 1):
-        chart = _partition_chart(partition, f"{stem.name}_partition_{number}")
-        blocks += [Heading(3, partition.title), chart]
-    return blocks + not_available([f"{p.title}: {p.error}" for p in found if p.error])
+    blocks: list[Block] = [Heading(3, "How far updates agree")]
+    if any(len(run.points(name)) > 1 for run in runs for name in AGREEMENT):
+        several = _cohorts(measured.measured)
+        one = f"1/√{several[0]:g}" if len(several) == 1 else "1/√|S|"
+        dotted = dict(zip(AGREEMENT, (one, "0", "1"), strict=True))
+        quantities = [
+            Quantity(
+                over_rounds(name),
+                y_label=f"{column_title(name)} (dotted: {dotted[name]})",
+                log=name == "drift_diversity",  # it has no upper bound: updates may cancel
+                marks=_orthogonal(name),
+            )
+            for name in AGREEMENT
+        ]
+        panels = line_panels(measured, keys, quantities)
+        caption = _about_agreement(panels, runs, every)
+        blocks.append(gallery(panels, caption, stem, {ROUND: "agreement"}, abreast(layout)))
+    caption = (
+        f"Means over the last {LATE_ROUNDS} rounds of a run; mean ± sample standard deviation over "
+        "the seeds. Runs without updates, or with one client per round, have no values."
+    )
+    late = {column_title(name): _late(name) for name in AGREEMENT}
+    return [*blocks, values_table(measured, late, caption)]
 
 
-def _partition_chart(partition: Partition, name: str) -> Chart:
-    counts = np.asarray(partition.counts)
-    few = len(counts) < partition.clients
-    words = [f"The first {len(counts)} of {partition.clients} clients."] if few else []
-    sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
-    words += [
-        f"{what} per client: {each.min()} to {each.max()}, median {np.median(each):.0f}."
-        for what, each in (("Examples", sizes), ("Classes", held))
+def _has_agreement(run: Run) -> bool:
+    """Return whether a run has the figures, of several clients."""
+    several = any(size > 1 for _, size in run.points("clients"))
+    return several and any(run.points(name) for name in AGREEMENT)
+
+
+def _cohorts(cells: Sequence[Cell]) -> list[float]:
+    """Return |S|: the median over the rounds of each row, without duplicates."""
+    found = [[size for run in cell.runs for size in _replies(run)] for cell in cells]
+    return sorted({median(some) for some in found if some})
+
+
+def _replies(run: Run) -> list[float]:
+    """Return |S| of each round that had a valid reply."""
+    return [size for _, size in run.points("clients") if size > 0]
+
+
+def _orthogonal(name: str) -> Callable[[Sequence[Cell]], list[float]]:
+    """Return the figure for orthogonal updates of equal length, of a column's |S| clients."""
+    if name == "norm_ratio":
+        return lambda cells: [1 / math.sqrt(size) for size in _cohorts(cells)]
+    return lambda cells: [0.0] if name == "update_cosine" else [1.0]
+
+
+def _late(name: str) -> Callable[[Run], float | None]:
+    """Return the mean of a column over the last rounds of a run that has values there."""
+
+    def late(run: Run) -> float | None:
+        last = max(round for round, _ in run.points("round"))
+        values = [value for round, value in run.points(name) if round > last - LATE_ROUNDS]
+        return fmean(values) if values else None
+
+    return late
+
+
+def _about_agreement(panels: Sequence[Panel], runs: Sequence[Run], every: int) -> str:
+    sizes = sorted({size for run in runs for size in _replies(run)})
+    words = [
+        "Norm ratio: the norm of the updates' mean over the mean of their norms, FedMRUR's 1/d_t "
+        "(Theorem 1). Pairwise cosine: the mean over all pairs of updates. Drift diversity: the "
+        "sum of the squared norms over the squared norm of the sum (FedPVR, Definition 1), on a "
+        "logarithmic scale. Each is of one round's updates, over all trainable parameters that "
+        "are shared. Dotted: orthogonal updates of equal length, 1/√|S|, 0 and 1; equal updates "
+        "have 1, 1 and 1/|S|. S is the set of aggregated clients:",
+        f"|S| = {sizes[0]:g}."
+        if len(sizes) == 1
+        else f"|S| is {sizes[0]:g} to {sizes[-1]:g}; dotted is a row's median over its rounds.",
+        f"{lines_are(panels)} Nothing is smoothed.",
     ]
-    return partition_chart(counts, partition.class_names, partition.title, " ".join(words), name)
+    if every > 1:
+        words.append(f"One round in {every} is drawn, and all of the last {LATE_ROUNDS}.")
+    return " ".join(words)
+
+
+# ---- layers (FedPVR, Figures 2 and 4) ------------------------------------------------------------
+
+
+def layers(layout: Layout, keys: Mapping[str, Key], stem: Path) -> list[Block]:
+    """Return drift diversity by layer and the similarity of the clients' models, as measured."""
+    found = [run.layers for run in layout.completed]
+    measured = [figures for figures in found if figures.rounds]
+    compared = [figures for figures in found if figures.compared]
+    blocks = _diversity(layout, keys, measured, stem) if measured else []
+    blocks += _similarity(layout, keys, compared, stem) if compared else []
+    return [Heading(3, "Layers"), *blocks] if blocks else []
+
+
+def _diversity(
+    layout: Layout, keys: Mapping[str, Key], found: Sequence[LayerFigures], stem: Path
+) -> list[Block]:
+    picked = _picked(found)
+
+    def late(run: Run) -> dict[float, float]:
+        return {float(n): value for n, value in enumerate(run.layers.late) if value is not None}
+
+    by_tensor = Quantity(late, "drift diversity", "", "tensor", log=True, marks=lambda cells: [1])
+    panels = line_panels(layout, keys, [by_tensor])
+    caption = (
+        "Drift diversity of each tensor, the sum of the squared norms of its updates over the "
+        f"squared norm of their sum (FedPVR, Definition 1; its Figure 2): {LATE}. "
+        "Tensors are counted from 0 in the model's order, weights and biases apart. Dotted: 1, "
+        f"for orthogonal updates; equal updates have 1/|S|. {lines_are(panels)}"
+    )
+    quantities = [Quantity(_tensor_over_rounds(name), name, log=True) for name in picked]
+    by_round = line_panels(layout, keys, quantities)
+    same = (
+        "The same over rounds (FedPVR, Figure 4), of some of the weights: the first, the last, "
+        f"and some between. {lines_are(by_round)} Nothing is smoothed."
+    )
+    return [
+        gallery(panels, caption, stem, {"tensor": "layers"}),
+        gallery(by_round, same, stem, {ROUND: "layers_rounds"}),
+        _table(layout, picked, lambda f: f.by_tensor(f.late), f"Drift diversity, {LATE}"),
+        _table(
+            layout,
+            picked,
+            lambda f: f.by_tensor(f.norms),
+            f"The clients' mean norm of their updates, {LATE}",
+        ),
+    ]
+
+
+def _picked(found: Sequence[LayerFigures]) -> list[str]:
+    """Return weights at even steps, of those that all runs have: no biases, no norms."""
+    first, *others = found
+    names = [first.tensors[place] for place in first.matrices] or list(first.tensors)
+    shared = [name for name in names if all(name in other.tensors for other in others)]
+    count = min(MOST_PICKED, len(shared))
+    if count < 2:
+        return shared[-1:]
+    return [shared[round(n * (len(shared) - 1) / (count - 1))] for n in range(count)]
+
+
+def _tensor_over_rounds(name: str) -> Points:
+    def points(run: Run) -> dict[float, float]:
+        rows = zip(run.layers.rounds, map(run.layers.by_tensor, run.layers.diversity), strict=True)
+        return {float(round): values[name] for round, values in rows if name in values}
+
+    return points
+
+
+def _similarity(
+    layout: Layout, keys: Mapping[str, Key], found: Sequence[LayerFigures], stem: Path
+) -> list[Block]:
+    names = found[0].layers
+    blocks: list[Block] = []
+    if all(figures.layers == names for figures in found):
+
+        def by_number(run: Run) -> dict[float, float]:
+            values = run.layers.last_similarity()
+            return {float(n): values[name] for n, name in enumerate(names) if name in values}
+
+        quantity = Quantity(by_number, "linear CKA of clients' models", x_label="layer")
+        panels = line_panels(layout, keys, [quantity])
+        numbered = ", ".join(f"{number} {name}" for number, name in enumerate(names))
+        caption = (
+            "Linear CKA between the clients' models after local training, on the test set: "
+            f"{LAST} (FedPVR, Figure 2). At 1 their representations are equal up to rotation and "
+            "scale. Feature maps are averaged over positions. "
+            f"Layers: {numbered}. {lines_are(panels)}"
+        )
+        blocks.append(gallery(panels, caption, stem, {"layer": "similarity"}))
+    step = max(1, -(-len(names) // MOST_PICKED))
+    shown = [*names[:-1:step], names[-1]]
+    return [*blocks, _table(layout, shown, LayerFigures.last_similarity, f"Linear CKA, {LAST}")]
+
+
+def _table(
+    layout: Layout,
+    names: Sequence[str],
+    values: Callable[[LayerFigures], Mapping[str, float]],
+    what: str,
+) -> Table:
+    columns = {name: lambda run, name=name: values(run.layers).get(name) for name in names}
+    return values_table(layout, columns, f"{what}; mean ± sample standard deviation over seeds.")

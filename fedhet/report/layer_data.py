@@ -45,15 +45,13 @@ class LayerFigures:
         return {name: value for name, value in pairs if value is not None}
 
 
-def read_layers(folder: Path, late_rounds: int) -> LayerFigures | None:
-    """Return a run's figures by layer; None if it has none, or its files cannot be read."""
+def read_layers(folder: Path, late_rounds: int) -> LayerFigures:
+    """Return a run's figures by layer; none if it has none, or its files cannot be read."""
     try:
         rows, similarity = _rows(folder / LAYERS), _rows(folder / SIMILARITY)
-        if not rows and not similarity:
-            return None
         return LayerFigures(**_of_tensors(rows, late_rounds), **_of_layers(similarity))
     except (ValueError, KeyError, TypeError):
-        return None
+        return LayerFigures()
 
 
 def _rows(path: Path) -> list[Row]:

@@ -38,11 +38,8 @@ _NAMED = {"task.name": "task", "partition.name": "partition", "task.model": "mod
 class Published:
     """A number of the paper."""
 
-    mean: float | None
-    spread: float | None = None
-    text: str = ""  # if it is not a number, such as 100+
-    target: float | None = None  # the accuracy that it belongs to, if that differs from ours
-    by_target: tuple[Published | None, ...] = ()  # of a figure with several targets
+    text: str = ""  # as a table shows it; empty without a number
+    mean: float | None = None  # None: ours is not comparable, as with 100+ or another target
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Cell:
     method: str  # it decides the row's colour
     runs: tuple[Run, ...] = ()  # the completed ones, one per seed
     others: tuple[Run, ...] = ()  # those that are not completed
-    published: Published | None = None
+    published: tuple[Published, ...] = ()  # one for each target of the paper's table
     not_run: str = ""  # why its row has no runs, if that is intended
 
     @property

@@ -27,9 +27,9 @@ from fedhet.report.by_site import by_site
 from fedhet.report.colors import keys_of
 from fedhet.report.comparison import Comparison, check_baseline, comparisons, ranked_table, verdict
 from fedhet.report.data_file import ReportData
-from fedhet.report.layer_plots import layers
 from fedhet.report.layout import KNOWN_KEYS, Layout, automatic_layout, differing_settings
 from fedhet.report.names import listed, method_title
+from fedhet.report.partitions import partition_blocks
 from fedhet.report.provenance import distrusted, provenance, warnings
 from fedhet.report.published_tables import paper_layout, read_paper
 from fedhet.report.ranks import ranks_section
@@ -43,7 +43,6 @@ from fedhet.report.tables import (
     settings_table,
     target_tables,
 )
-from fedhet.report.update_agreement import agreement
 
 NO_CHARTS = "No charts: vl-convert-python is missing. pip install -e '.[plots]' brings it."
 MOST_NAMED = 6  # runs that the verdict names if none is completed
@@ -78,7 +77,7 @@ def build_page(data: ReportData, folder: Path, name: str) -> list[Block]:
     for number, (section, found) in enumerate(zip(sections, compared, strict=True)):
         stem = f"{name}_{number + 1}" if len(sections) > 1 else name
         blocks += _section(section, found, data, keys, folder / stem)
-    blocks += figures.partitions(data.partitions, folder / name)
+    blocks += partition_blocks(data.partitions, folder / name)
     blocks += provenance(data)
     return blocks if can_draw() else [one for one in blocks if not isinstance(one, Chart)]
 
@@ -253,8 +252,8 @@ def _section(
             blocks += [Heading(3, "Metrics"), *figures.metrics(layout, keys, names, stem)]
             blocks += metrics_tables(layout, names, section.figure.last_round)
         blocks += by_site(layout)
-        blocks += agreement(layout, keys, data.every, stem)
-        blocks += layers(layout, keys, stem)
+        blocks += figures.agreement(layout, keys, data.every, stem)
+        blocks += figures.layers(layout, keys, stem)
         blocks += figures.diagnostics(layout, keys, data.every, stem)
         blocks += paper_figures.sections(section.runs, layout, data.partitions, stem)
     return [*blocks, *distrusted(section.runs), *_settings(section)]

@@ -19,7 +19,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.report.layout import Cell, Layout, Published, split_row
 from fedhet.report.names import method_title
 from fedhet.report.run_data import Run, flat
-from fedhet.report.statistics import LATE_EVALUATIONS, NAMES, TO_TARGET, Figure
+from fedhet.report.statistics import LATE_EVALUATIONS, NAMES, TO_TARGET, Figure, percent
 
 Keys = Annotated[dict[str, Any], BeforeValidator(lambda node: flat(node))]  # they select runs
 
@@ -62,50 +62,47 @@ class Paper(BaseModel, extra="forbid", frozen=True):
         return self
 
     @property
-    def by_target(self) -> bool:
-        """Whether every cell has a number for each of several targets."""
-        return self.metric in TO_TARGET and self.target is None
-
-    @property
     def figure(self) -> Figure:
-        """What the table shows."""
-        if self.by_target:
-            return Figure(self.metric, last_round=self.round, targets=self.targets)
-        target = self.target if self.metric in TO_TARGET else None
+        """What the table shows; with several targets, every cell has a number for each of them."""
         late = self.evaluations or LATE_EVALUATIONS
-        return Figure(self.metric, target, self.unit == "%", self.round, late)
+        target, several = (self.target, ()) if self.target else (None, self.targets)
+        if self.metric not in TO_TARGET:
+            target, several = None, ()
+        return Figure(self.metric, target, self.unit == "%", self.round, late, several)
 
     @property
     def shown_targets(self) -> tuple[float, ...]:
         """The targets of the page's table of rounds and bytes."""
         return self.targets or (() if self.target is None else (self.target,))
 
-    def published(self, label: str) -> list[Published | None]:
-        """Return a row's numbers, one for each column."""
-        cells = self.rows[label].published
+    def published(self, label: str) -> list[tuple[Published, ...]]:
+        """Return a row's numbers, one for each column and target."""
+        cells, targets = self.rows[label].published, self.figure.targets
         if len(cells) != len(self.columns):
             raise ValueError(f"rows.{label}.published must list {len(self.columns)} numbers")
-        if not self.by_target:
-            return [self._number(label, cell) for cell in cells]
-        found: list[Published | None] = []
+        found = []
         for cell in cells:
-            if cell is not None and (not isinstance(cell, list) or len(cell) != len(self.targets)):
+            if targets and cell and (not isinstance(cell, list) or len(cell) != len(targets)):
                 raise ValueError(f"rows.{label}.published: {cell} is no list with one per target")
-            parts = tuple(self._number(label, part) for part in cell or ())
-            text = " / ".join(map(str, cell or ()))
-            found.append(Published(None, text=text, by_target=parts) if cell else None)
+            numbers = cell if targets else [cell]
+            known = () if cell is None else tuple(self._number(label, each) for each in numbers)
+            found.append(known)
         return found
 
-    def _number(self, label: str, value: Any) -> Published | None:
+    def _number(self, label: str, value: Any) -> Published:
         if value is None or isinstance(value, str):
-            return None if value is None else Published(None, text=value)
+            return Published(value or "")
         pair = value if isinstance(value, list) else [value, None]
-        if len(pair) != 2 or not all(isinstance(part, int | float | None) for part in pair):
+        numeric = isinstance(pair[0], int | float) and isinstance(pair[-1], int | float | None)
+        if len(pair) != 2 or not numeric:
             raise ValueError(
                 f"rows.{label}.published: {value} is no number, [mean, spread], text or null"
             )
         mean, spread = pair
-        return Published(mean, spread, target=self.published_target)
+        text = f"{mean:g}" if spread is None else f"{mean:g} ± {spread:g}"
+        if self.published_target is not None:
+            return Published(f"{text} to {percent(self.published_target)}")
+        return Published(text, mean)
 
 
 def read_paper(node: Mapping[str, Any]) -> Paper:

@@ -83,7 +83,7 @@ def ranks_section(compared: Sequence[Comparison], stem: Path) -> list[Block]:
     """Return the ranks of the rows that every column has; nothing of few columns or rows."""
     scores = pd.DataFrame(
         {
-            one.column: {row.label: row.score.mean for row in one.rows if row.score.complete}
+            one.column: {row.label: row.score.mean for row in one.rows if not row.score.bounds}
             for one in compared
         }
     ).dropna()

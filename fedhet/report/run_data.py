@@ -71,7 +71,7 @@ class Run:
     distrusted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     paper: Mapping[str, Any] | None = None  # the node of its recipe
     figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by package
-    layers: LayerFigures | None = None  # of diagnostics.layers
+    layers: LayerFigures = LayerFigures()  # of diagnostics.layers and diagnostics.cka
     sites: SiteFigures | None = None  # of evaluation.per_client or fedhet-evaluate --by-site
     folder: Path | None = field(default=None, compare=False)  # None: from a data file
 
@@ -102,17 +102,19 @@ class Run:
 
         return known("client_") and not known("")
 
-    def bytes_by_round(self) -> dict[int, float]:
-        """Return the bytes sent up and down until the end of each round, all clients together."""
+    def spent(self, column: str) -> dict[int, float]:
+        """Return what was spent until the end of each round; nothing if it was not measured.
+
+        ``bytes`` are those of all clients, up and down; other columns are sums already.
+        """
+        if column != "bytes":
+            measured = dict(self.points(column))
+            return {0: 0.0, **measured} if measured else {}
         sent = Counter[int]()
         for round, value in self.points("bytes_up") + self.points("bytes_down"):
             sent[round] += int(value) if round > 0 else 0
         rounds = [round for round, _ in self.points("round")]
         return dict(zip(rounds, accumulate(float(sent[r]) for r in rounds), strict=True))
-
-    def bytes_until(self, last: int) -> float:
-        """Return the bytes sent up and down until round ``last``, all clients together."""
-        return max((v for round, v in self.bytes_by_round().items() if round <= last), default=0.0)
 
 
 ON_TEST_SET, AT_CLIENTS = "on the test set", "at the clients"
@@ -194,7 +196,7 @@ def read_run(folder: Path, name: str, source: int, *, resumed: bool = False) -> 
         refusals=_refusals(rows),
         distrusted=_distrusted(rows),
         paper=paper,
-        layers=read_layers(folder, LATE_ROUNDS) if status == COMPLETED else None,
+        layers=read_layers(folder, LATE_ROUNDS) if status == COMPLETED else LayerFigures(),
         sites=read_site_figures(folder, rows, summary) if status == COMPLETED else None,
         folder=folder,
     )

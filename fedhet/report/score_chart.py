@@ -34,7 +34,7 @@ def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) 
         if measured:
             row = {"column": cell.column, "line": cell.row, "mean": fmean(measured)}
             row |= {"low": min(measured), "high": max(measured)}
-            rows.append(row | {"paper": cell.published.mean if cell.published else None})
+            rows.append(row | {"paper": cell.published[0].mean if cell.published else None})
     if not rows:
         return []
     shown = [keys[row] for row in layout.rows if row in {row["line"] for row in rows}]

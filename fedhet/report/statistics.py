@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from fedhet.common.metrics import evaluation_of, is_of_new_model, larger_is_better, metric_of
 from fedhet.common.results import ROUNDS_WITHOUT_ROWS
@@ -31,13 +32,11 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A run's figure; only a lower bound if the target is not reached."""
 
     number: float
     reached: bool = True
-    averaged: int = 1  # evaluations that it is the mean of
 
 
 @dataclass(frozen=True)
@@ -97,12 +96,16 @@ class Figure:
         if self.name.startswith("best_"):
             return Value((max if larger_is_better(column) else min)(values) * scale)
         if self.name == "late_accuracy":
-            trained = [value for round, value in points if round > 0] or values
-            late = trained[-self.evaluations :]
-            return Value(statistics.fmean(late) * scale, averaged=len(late))
+            late = trained(points)[-self.evaluations :]
+            return Value(statistics.fmean(late) * scale)
         if points[-1][0] < _last_evaluation(run, column, last):
             return None  # the last model has no value, as the R2 of a constant
         return Value(values[-1] * scale)
+
+
+def trained(points: Sequence[tuple[int, float]]) -> list[float]:
+    """Return the values of a column after round 0, or those of round 0 without others."""
+    return [value for round, value in points if round > 0] or [value for _, value in points]
 
 
 def _last_evaluation(run: Run, column: str, last: float) -> int:
@@ -114,16 +117,11 @@ def _last_evaluation(run: Run, column: str, last: float) -> int:
 
 def _spent(name: str, run: Run, last: int) -> float | None:
     """Return the rounds, megabytes or simulated seconds until a round; None: not measured."""
-    if name == "seconds_to":
-        seconds = dict(run.points("simulated_seconds"))
-        return seconds.get(last, 0.0 if seconds and last == 0 else None)
-    return float(last) if name == "rounds_to" else run.bytes_until(last) / 1e6
-
-
-def spent_by(runs: Iterable[Run]) -> list[str]:
-    """Return those of TO_TARGET that runs have measured."""
-    simulated = any(run.points("simulated_seconds") for run in runs)
-    return [name for name in TO_TARGET if simulated or name != "seconds_to"]
+    if name == "rounds_to":
+        return float(last)
+    column, unit = ("bytes", 1e6) if name == "bytes_to" else ("simulated_seconds", 1.0)
+    found = run.spent(column).get(last)
+    return None if found is None else found / unit
 
 
 def measured_metrics(runs: Sequence[Run]) -> list[str]:
@@ -151,26 +149,10 @@ class Estimate:
         """How many runs there are."""
         return len(self.numbers) + len(self.bounds)
 
-    @property
-    def reached(self) -> int:
-        """How many runs have reached the target."""
-        return len(self.numbers)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every run has a number."""
-        return not self.bounds
-
     @cached_property
     def mean(self) -> float:
         """The mean; if a run has not reached the target, the smallest lower bound."""
         return min(self.bounds) if self.bounds else statistics.fmean(self.numbers)
-
-    @property
-    def spread(self) -> float | None:
-        """The sample standard deviation; None for one run, or if one has not reached the target."""
-        several = self.complete and self.count > 1
-        return statistics.stdev(self.numbers) if several else None
 
     @property
     def rounding(self) -> float:
@@ -198,11 +180,6 @@ class Estimate:
         return int(low > 0) - int(high < 0)
 
     @property
-    def nearest_to_zero(self) -> float:
-        """The distance from 0 of the interval's nearer end."""
-        return min(map(abs, self.interval or (0.0, 0.0)))
-
-    @property
     def is_seen(self) -> bool:
         """Whether the mean is other than 0 beyond the spread, or in all of several runs."""
         everywhere = not self.interval and self.count > 1 and abs(self.mean) > self.rounding
@@ -210,11 +187,12 @@ class Estimate:
 
     def text(self, digits: int) -> str:
         """Return ``mean ± spread``, or ``> bound (k of n reached)``."""
-        if self.spread is not None:
-            return f"{self.mean:.{digits}f} ± {self.spread:.{digits}f}"
+        if self.count > 1 and not self.bounds:
+            return f"{self.mean:.{digits}f} ± {statistics.stdev(self.numbers):.{digits}f}"
         whole = self.counts and digits == 1 and self.mean.is_integer()
         number = f"{self.mean:.{0 if whole else digits}f}"
-        return number if self.complete else f"> {number} ({self.reached} of {self.count} reached)"
+        reached = f"{len(self.numbers)} of {self.count}"
+        return f"> {number} ({reached} reached)" if self.bounds else number
 
     def interval_text(self, digits: int, sign: str = "") -> str:
         """Return ``[1.2, 4.9]``, or a dash."""

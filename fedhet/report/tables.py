@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
@@ -14,60 +16,47 @@ from fedhet.report.names import column_title
 from fedhet.report.run_data import Run, evaluation_place
 from fedhet.report.statistics import (
     ACCURACIES,
-    Estimate,
+    TO_TARGET,
     Figure,
     decimals,
     estimate,
+    mean_text,
     percent,
     sensible_targets,
-    spent_by,
+    trained,
 )
 
 
 def main_table(layout: Layout, figure: Figure) -> Table:
-    """Return rows by columns: mean and spread, the paper's number, and the difference."""
+    """Return rows by columns: mean and spread, the paper's number, and the difference.
+
+    With several targets there are rows for each of them.
+    """
     counts = {len(cell.runs) for cell in layout.measured}
     records = []
-    for single, rows in _by_target(layout.rows, figure):
-        cells = [cell for row in rows.values() for cell in row]
-        best = {column: _best(cells, column, single) for column in layout.columns}
-        digits = _digits(single, cells)
-        for label, row in rows.items():
+    singles = [replace(figure, target=target, targets=()) for target in figure.targets]
+    for number, single in enumerate(singles or [figure]):
+        best = [_best(layout.column(column), single) for column in layout.columns]
+        digits = _digits(single, layout.cells)
+        for label, row in layout.rows.items():
+            name = f"{label} to {percent(figure.targets[number])}" if singles else label
             under = "" if any(cell.runs for cell in row) else row[0].not_run
-            records.append([Entry(label, under)])
+            records.append([Entry(name, under)])
             for cell in row:
-                entry = _main_entry(cell, single, digits, with_count=len(counts) > 1)
-                records[-1].append(replace(entry, best=best[cell.column] is cell))
-    published = [cell.published for cell in layout.cells if cell.published]
+                paper = cell.published[number] if cell.published else Published()
+                text, under = _main_texts(cell, single, paper, digits, with_count=len(counts) > 1)
+                records[-1].append(Entry(text, under, best=cell in best))
+    published = [number for cell in layout.cells for number in cell.published]
     frame = pd.DataFrame(records, columns=["method", *layout.columns])
     return Table(frame, _caption(figure, counts, published))
 
 
-def _best(cells: Sequence[Cell], column: str, figure: Figure) -> Cell | None:
+def _best(cells: Sequence[Cell], figure: Figure) -> Cell | None:
     """Return the cell of a column with the best mean; None of fewer than two."""
-    found = [(cell, estimate(figure, cell.runs)) for cell in cells if cell.column == column]
-    known = [(each.mean, cell) for cell, each in found if each and each.complete]
+    found = [(cell, estimate(figure, cell.runs)) for cell in cells]
+    known = [(each.mean, cell) for cell, each in found if each and not each.bounds]
     best = max if figure.larger_is_better else min
     return best(known, key=lambda pair: pair[0])[1] if len(known) > 1 else None
-
-
-Rows = Mapping[str, Sequence[Cell]]
-
-
-def _by_target(rows: Rows, figure: Figure) -> Iterator[tuple[Figure, Rows]]:
-    """Yield the figure of each target, and the rows with the paper's numbers for it."""
-    if not figure.targets:
-        yield figure, rows
-        return
-    for number, target in enumerate(figure.targets):
-        own = {
-            f"{label} to {percent(target)}": [
-                replace(cell, published=cell.published and cell.published.by_target[number])
-                for cell in row
-            ]
-            for label, row in rows.items()
-        }
-        yield Figure(figure.name, target, last_round=figure.last_round), own
 
 
 def _caption(figure: Figure, counts: set[int], published: Sequence[Published]) -> str:
@@ -81,34 +70,26 @@ def _caption(figure: Figure, counts: set[int], published: Sequence[Published]) -
     if figure.last_round:
         words.append(f"Rounds after {figure.last_round} are left out.")
     if published:
-        same = all(each.target is None for each in published)
-        words.append(f"Below each: the paper's number{', and ours minus it' if same else ''}.")
+        less = ", and ours minus it" if any(each.mean is not None for each in published) else ""
+        words.append(f"Below each: the paper's number{less}.")
     return " ".join(words)
 
 
-def _main_entry(cell: Cell, figure: Figure, digits: int, *, with_count: bool) -> Entry:
-    ours = estimate(figure, cell.runs)
-    paper = _published_text(cell.published)
+def _main_texts(
+    cell: Cell, figure: Figure, published: Published, digits: int, *, with_count: bool
+) -> tuple[str, str]:
+    """Return our mean, or why there is none, and the paper's number."""
+    ours, paper = estimate(figure, cell.runs), published.text and f"paper {published.text}"
     if ours is None:
-        return Entry(_missing(cell, figure, digits), f"paper {paper}" if paper else "")
+        partial = dict.fromkeys(_partial(run, figure, digits) for run in cell.others)
+        return "not measured" if cell.runs else ", ".join(partial) or "not run", paper
     text = ours.text(digits)
     if with_count or ours.count < len(cell.runs):
         text += f" (n = {ours.count})"
-    under = f"paper {paper}{_difference(ours, cell.published, digits)}" if paper else ""
-    return Entry(text, under)
-
-
-def _digits(figure: Figure, cells: Iterable[Cell], least: int = 2) -> int:
-    found = [estimate(figure, cell.runs or cell.others) for cell in cells]
-    return decimals(figure, [one.mean for one in found if one], of_percent=2, least=least)
-
-
-def _missing(cell: Cell, figure: Figure, digits: int) -> str:
-    """Return why a cell has no mean, and how far its runs came."""
-    if cell.runs:
-        return "not measured"
-    partial = dict.fromkeys(_partial(run, figure, digits) for run in cell.others)
-    return ", ".join(partial) or "not run"
+    if published.mean is not None and not ours.bounds:
+        least = min(digits, 1) if abs(published.mean) > 1 else digits  # as papers have them
+        paper += f" ({ours.mean - published.mean:+.{least}f})"
+    return text, paper
 
 
 def _partial(run: Run, figure: Figure, digits: int) -> str:
@@ -119,43 +100,31 @@ def _partial(run: Run, figure: Figure, digits: int) -> str:
     return f"{run.status} after round {rounds[-1]}: {found.text(digits)}"
 
 
-def _published_text(published: Published | None) -> str:
-    if published is None:
-        return ""
-    if published.mean is None:
-        return published.text
-    spread = "" if published.spread is None else f" ± {published.spread:g}"
-    to = "" if published.target is None else f" to {percent(published.target)}"
-    return f"{published.mean:g}{spread}{to}"
+def _digits(figure: Figure, cells: Iterable[Cell], least: int = 2) -> int:
+    found = [estimate(figure, cell.runs or cell.others) for cell in cells]
+    return decimals(figure, [one.mean for one in found if one], of_percent=2, least=least)
 
 
-def _difference(ours: Estimate, published: Published | None, digits: int) -> str:
-    if published is None or published.mean is None or published.target or not ours.complete:
-        return ""
-    least = min(digits, 1) if abs(published.mean) > 1 else digits  # as papers have them
-    return f" ({ours.mean - published.mean:+.{least}f})"
-
-
-def _figures(layout: Layout, figures: Mapping[str, Figure], least: int) -> pd.DataFrame:
+def _figures_table(
+    layout: Layout, figures: Mapping[str, Figure], caption: str, least: int
+) -> Table:
     """Return a row for each cell with its number of runs and the figures, by their titles.
 
     ``least``: decimals of losses, errors and metrics.
     """
     counts = [str(len(cell.runs)) for cell in layout.measured]
     shown = {title: _texts(figure, layout.measured, least) for title, figure in figures.items()}
-    return pd.DataFrame({"n": counts} | shown)
+    return cell_table(layout, pd.DataFrame({"n": counts} | shown), caption)
 
 
 def _texts(figure: Figure, cells: Sequence[Cell], least: int = 2) -> list[str]:
+    """Return an estimate of each cell as text, and of how many runs if some have no value."""
     digits = _digits(figure, cells, least)
-    return [_with_count(estimate(figure, cell.runs), len(cell.runs), digits) for cell in cells]
-
-
-def _with_count(found: Estimate | None, runs: int, digits: int) -> str:
-    """Return an estimate as text, and of how many runs it is where some have no value."""
-    if found is None:
-        return "-"
-    return found.text(digits) + (f" (n = {found.count})" if found.count < runs else "")
+    found = [(estimate(figure, cell.runs), len(cell.runs)) for cell in cells]
+    return [
+        one.text(digits) + (f" (n = {one.count})" if one.count < runs else "") if one else "-"
+        for one, runs in found
+    ]
 
 
 def accuracies_table(layout: Layout, figure: Figure) -> Table:
@@ -163,22 +132,22 @@ def accuracies_table(layout: Layout, figure: Figure) -> Table:
 
     ``figure``: the page's, which has the last round and how many evaluations are late.
     """
-    late = figure.evaluations
+    late, runs = figure.evaluations, layout.completed
     titles = ["final accuracy (%)", "best (%)", f"mean of the last {late} (%)"]
-    figures = [
-        Figure(name, percent=True, last_round=figure.last_round, evaluations=late)
-        for name in ACCURACIES[: len(titles)]
-    ]
-    runs = layout.completed
-    averaged = min((value.averaged for run in runs if (value := figures[-1].of(run))), default=late)
+    figures = {
+        title: Figure(name, percent=True, last_round=figure.last_round, evaluations=late)
+        for title, name in zip(titles, ACCURACIES, strict=False)
+    }
+    last = figure.last_round or math.inf
+    points = [[(r, value) for r, value in run.points("accuracy") if r <= last] for run in runs]
+    averaged = min((len(trained(each)) for each in points if each), default=late)
     fewer = f" (of as many as there are: {averaged} at least)" if averaged < late else ""
     caption = (
         f"Accuracy {evaluation_place(runs)}: after the last round, of the best evaluation, and the "
         f"mean of the last {late} evaluations{fewer}, which is less noisy. Mean ± sample standard "
         "deviation over n seeds."
     )
-    found = dict(zip(titles, figures, strict=True))
-    return cell_table(layout, _figures(layout, found, 2), caption)
+    return _figures_table(layout, figures, caption, 2)
 
 
 def metrics_tables(layout: Layout, names: Sequence[str], last_round: int | None) -> list[Table]:
@@ -192,20 +161,17 @@ def metrics_tables(layout: Layout, names: Sequence[str], last_round: int | None)
         "After the last round and the best evaluation. Client: mean over the clients, on theirs; "
         "others: on the test set. Mean ± sample standard deviation over n seeds."
     )
-    frame = _figures(layout, {figure.title: figure for figure in found}, 4)
-    classified = dict.fromkeys(name.partition("/")[0] for name in names)
-    by_class = [_by_class(layout, name, names, last_round) for name in classified]
-    over_all = [cell_table(layout, frame, caption)] if whole else []
-    return [*over_all, *(table for table in by_class if len(table.frame))]
-
-
-def _by_class(layout: Layout, metric: str, names: Sequence[str], last_round: int | None) -> Table:
-    own = [name for name in names if name.startswith(f"{metric}/")]
-    frame = pd.DataFrame({"class": [name.partition("/")[2] for name in own]})
-    figures = [Figure(name, last_round=last_round) for name in own]
-    for cell in layout.measured:
-        frame[cell.name] = [text for figure in figures for text in _texts(figure, [cell], 4)]
-    return Table(frame, f"{column_title(metric)} of each class after the last round.")
+    titled = {figure.title: figure for figure in found}
+    tables = [_figures_table(layout, titled, caption, 4)] if whole else []
+    for metric in dict.fromkeys(name.partition("/")[0] for name in names):
+        own = [name for name in names if name.startswith(f"{metric}/")]
+        of_classes = [Figure(name, last_round=last_round) for name in own]
+        frame = pd.DataFrame({"class": [name.partition("/")[2] for name in own]})
+        for cell in layout.measured:
+            frame[cell.name] = [text for one in of_classes for text in _texts(one, [cell], 4)]
+        caption = f"{column_title(metric)} of each class after the last round."
+        tables += [Table(frame, caption)] if own else []
+    return tables
 
 
 def cell_table(layout: Layout, frame: pd.DataFrame, caption: str) -> Table:
@@ -215,6 +181,23 @@ def cell_table(layout: Layout, frame: pd.DataFrame, caption: str) -> Table:
     if layout.columns == (NO_COLUMN,):
         named = named[["method"]]
     return Table(pd.concat([named, frame], axis="columns"), caption, words=named.shape[1])
+
+
+def values_table(
+    layout: Layout,
+    values: Mapping[str, Callable[[Run], float | None]],
+    caption: str,
+    text: Callable[[Sequence[float]], str] = partial(mean_text, digits=3),
+) -> Table:
+    """Return a row for each cell that has runs with a text of the runs' values, by their titles."""
+    rows = [
+        {
+            title: text([found for run in cell.runs if (found := value(run)) is not None])
+            for title, value in values.items()
+        }
+        for cell in layout.measured
+    ]
+    return cell_table(layout, pd.DataFrame(rows), caption)
 
 
 def target_tables(layout: Layout, targets: Sequence[float], last_round: int | None) -> list[Table]:
@@ -229,7 +212,8 @@ def target_tables(layout: Layout, targets: Sequence[float], last_round: int | No
         if not cells or not chosen:
             continue
         frame = pd.DataFrame({"method": [cell.row for cell in cells]})
-        for name in spent_by(run for cell in cells for run in cell.runs):
+        timed = any(run.spent("simulated_seconds") for cell in cells for run in cell.runs)
+        for name in TO_TARGET if timed else TO_TARGET[:2]:
             for figure in (Figure(name, target, last_round=last_round) for target in chosen):
                 frame[figure.title] = _texts(figure, cells)
         listed = ", ".join(percent(target) for target in chosen)

@@ -25,7 +25,7 @@ from fedhet.common.results import BY_CLIENT
 from fedhet.conf import compose, plain_part
 from fedhet.natural_clients import with_natural_clients
 from fedhet.report.blocks import can_draw
-from fedhet.report.partition_chart import Counts, chosen_values, partition_chart, partition_title
+from fedhet.report.partitions import Counts, chosen_values, partition_chart, partition_title
 from fedhet.tasks import AnyTask, OwnTask, Task, build_task
 
 FOLDER = Path("results") / "partitions"

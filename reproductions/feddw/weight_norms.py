@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading, Table, not_available
-from fedhet.report.class_counts import partition_of
+from fedhet.report.partitions import partition_of
 from fedhet.report.colors import AXIS, INK, PALETTE
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading
-from fedhet.report.class_counts import partition_of
+from fedhet.report.partitions import partition_of
 from fedhet.report.colors import AXIS, INK
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs

@@ -10,7 +10,7 @@ from scipy.special import softmax
 from scipy.stats import spearmanr
 
 from fedhet.report.blocks import Picture
-from fedhet.report.class_counts import partitions_of
+from fedhet.report.partitions import partitions_of
 from fedhet.report.data_file import ReportData, parse, to_text
 from fedhet.report.layout import automatic_layout
 from fedhet.report.paper_figures import with_figures

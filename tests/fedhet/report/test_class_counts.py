@@ -8,7 +8,7 @@ import pytest
 
 from fedhet.common.results import BY_CLIENT, CLASS_COUNTS, read_counts
 from fedhet.conf import compose, plain_part
-from fedhet.report.class_counts import MOST_PARTITIONS, partitions_of, with_counts
+from fedhet.report.partitions import MOST_PARTITIONS, partitions_of, with_counts
 from fedhet.report.figures import partitions
 from fedhet.report.page import compared_title
 from fedhet.report.run_data import read_run
