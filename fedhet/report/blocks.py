@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -32,28 +32,15 @@ class Paragraph:
     """Plain text."""
 
     text: str
-
-
-@dataclass(frozen=True)
-class Warn:
-    """A warning."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the page says in a few sentences."""
-
-    sentences: Sequence[str]
+    warning: bool = False
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A list of lines; ``code`` for commands."""
+    """A list of lines: of anything, of commands, or the sentences of the verdict."""
 
     items: Sequence[str]
-    code: bool = False
+    kind: Literal["", "code", "verdict"] = ""
 
 
 def not_available(reasons: Sequence[str]) -> list[Block]:
@@ -127,26 +114,20 @@ class Chart:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write the pictures into a folder, as SVG and PNG."""
+        """Write the pictures into a folder, as SVG and PNG, the same each time."""
+        import vl_convert
+
+        rows = [dict(zip(self.data["columns"], row, strict=True)) for row in self.data["data"]]
         for name, spec in self.pictures.items():
-            values = [
-                dict(zip(self.data["columns"], row, strict=True)) for row in self.data["data"]
-            ]
-            save_picture({**spec, "data": {"values": values}}, folder / name)
+            svg = _renumbered(vl_convert.vegalite_to_svg({**spec, "data": {"values": rows}}))
+            (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
+            (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=1.5))
 
 
-def save_picture(spec: Spec, path: Path) -> None:
-    """Write a chart as SVG and PNG, the same each time; ``path`` has no ending."""
-    import vl_convert
-
-    numbers = defaultdict[str, int](count().__next__)  # Vega counts through all charts it draws
-    svg = re.sub(
-        r"\b(clip|gradient_)(\d+)\b",
-        lambda found: f"{found[1]}{numbers[found[0]]}",
-        vl_convert.vegalite_to_svg(dict(spec)),
-    )
-    path.with_name(f"{path.name}.svg").write_text(svg, encoding="utf-8")
-    path.with_name(f"{path.name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=1.5))
+def _renumbered(svg: str) -> str:
+    """Count references from 0: Vega counts through all charts that it draws."""
+    numbers = defaultdict[str, int](count().__next__)
+    return re.sub(r"\b(clip|gradient_)(\d+)\b", lambda m: f"{m[1]}{numbers[m[0]]}", svg)
 
 
-Block = Heading | Paragraph | Warn | Verdict | Listing | Table | Picture | Chart
+Block = Heading | Paragraph | Listing | Table | Picture | Chart

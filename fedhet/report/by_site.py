@@ -177,7 +177,9 @@ def _spread_table(first: Measured, metric: str, columns: Mapping[str, pd.DataFra
     for label, values in columns.items():
         means = values.mean(axis=1)
         said = means.describe([0.1, 0.25, 0.5, 0.75, 0.9])
-        ends = [Entry(_number(said[k], metric), names[means.agg(f"idx{k}")]) for k in ("min", "max")]
+        ends = [
+            Entry(_number(said[k], metric), names[means.agg(f"idx{k}")]) for k in ("min", "max")
+        ]
         worst, best = ends if larger_is_better(metric) else ends[::-1]
         quantiles = {"10 %": "10%", "25 %": "25%", "median": "50%", "75 %": "75%", "90 %": "90%"}
         rows.append(

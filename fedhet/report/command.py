@@ -25,23 +25,17 @@ from fedhet.commands import parser_of, reported_errors, table_console
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_folder
 from fedhet.conf.experiments import experiment_files, read_experiment
-from fedhet.report.blocks import Block, Chart, Heading, Table, Verdict, Warn
+from fedhet.report.blocks import Block, Chart, Heading, Listing, Paragraph, Table
 from fedhet.report.by_site import ANSWERS, BY_SITE, CROSS_SITE
-from fedhet.report.partitions import with_counts
 from fedhet.report.data_file import ReportData, thinned, to_text
-from fedhet.report.page import build_page
+from fedhet.report.page import build_page, layouts_of
 from fedhet.report.paper_figures import with_figures
+from fedhet.report.partitions import with_counts
 from fedhet.report.render import to_html, to_markdown
 from fedhet.report.sources import read_sources
 
 # Headings whose tables the terminal shows, too.
-SHOWN = (
-    "Ranking",
-    "All settings",
-    BY_SITE,
-    CROSS_SITE,
-    ANSWERS,
-)
+SHOWN = ("Ranking", "All settings", BY_SITE, CROSS_SITE, ANSWERS)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -49,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(words)
     with reported_errors("fedhet-report"):
         data = _with_options(read_sources(options.sources), options)
-        data = replace(data, runs=with_figures(data.runs, _say))
+        data = replace(data, runs=with_figures(data.runs, layouts_of(data), _say))
         source = options.sources[0]
         folder = options.out or (source.parent if source.is_file() else source / "report")
         blocks = write_report(data, folder, options.name, partitions=not options.no_partitions)
@@ -147,10 +141,10 @@ def show(blocks: Sequence[Block], console: Console) -> None:
     for block in blocks:
         if isinstance(block, Heading):
             heading = block
-        elif isinstance(block, Warn):
+        elif isinstance(block, Paragraph) and block.warning:
             console.print(f"note: {block.text}", style="yellow", markup=False)
-        elif isinstance(block, Verdict):
-            console.print("\n".join(block.sentences), markup=False, highlight=False)
+        elif isinstance(block, Listing) and block.kind == "verdict":
+            console.print("\n".join(block.items), markup=False, highlight=False)
         elif isinstance(block, Table) and heading.text in SHOWN:
             console.print(f"\n{heading.text}", style="bold", markup=False)
             console.print(rich_table(block))

@@ -71,12 +71,12 @@ def merged(parts: Sequence[ReportData]) -> ReportData:
         runs += [replace(run, source=run.source + len(origins)) for run in part.runs]
         origins += part.origins
     partitions = [partition for part in parts for partition in part.partitions]
-    title = next((part.title for part in parts if part.title), "")
-    targets = next((part.targets for part in parts if part.targets), ())
-    by = next((part.by for part in parts if part.by), ())
-    baseline = next((part.baseline for part in parts if part.baseline), "")
+    chosen = {
+        name: next(filter(None, (getattr(part, name) for part in parts)), getattr(parts[0], name))
+        for name in ("title", "targets", "by", "baseline")
+    }
     every = max(part.every for part in parts)
-    return ReportData(runs, origins, partitions, title, targets, by, baseline, every)
+    return ReportData(runs, origins, partitions, every=every, **chosen)
 
 
 def thinned(data: ReportData) -> ReportData:

@@ -187,17 +187,6 @@ def only_runs(layout: Layout, has: Callable[[Run], object]) -> Layout:
     return replace(layout, cells=tuple(cells))
 
 
-def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the runs in groups that are equal in every key but the seed."""
-    skipped = _copies_of_the_seed(runs)
-    groups: dict[frozenset[tuple[str, str]], list[Run]] = {}
-    for run in runs:
-        kept = [key for key in run.settings if not _irrelevant(key) and key not in skipped]
-        same = frozenset((key, _plain(run.settings[key])) for key in kept)
-        groups.setdefault(same, []).append(run)
-    return list(groups.values())
-
-
 def differing_settings(layout: Layout) -> list[str]:
     """Return the keys in which rows differ except the method's own, such as server.lr."""
     groups = [[run for cell in layout.column(c) for run in cell.runs] for c in layout.columns]

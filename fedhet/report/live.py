@@ -12,7 +12,7 @@ import argparse
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,20 +26,18 @@ from rich.console import Console
 
 from fedhet.commands import number_between, parser_of, reported_errors, say_error
 from fedhet.common.errors import ConfigError
-from fedhet.common.files import subfolders
 from fedhet.common.results import CONFIG, METRICS, SUMMARY
 from fedhet.report.command import with_partitions
 from fedhet.report.comparison import check_baseline
 from fedhet.report.data_file import ReportData, thinned
-from fedhet.report.page import build_page, sections_of
+from fedhet.report.page import build_page, layouts_of
 from fedhet.report.render import to_html, vega_script
-from fedhet.report.run_data import NOT_SEARCHED, RUNNING, UNFINISHED, Run, read_run
+from fedhet.report.run_data import RUNNING, UNFINISHED, Run, find_runs, read_run
 from fedhet.report.sources import has_all_runs, read_sources, require_folders
 
 ADDRESS, PORT = "127.0.0.1", 8265
 SILENT_SECONDS, SILENT_ROUNDS = 120.0, 5.0  # without a new row for so long, a run is not running
 IDLE_SECONDS = 60.0  # after which a connection without a request is closed
-_WATCHED = (CONFIG, METRICS, SUMMARY, "sweep.json")
 _HTML, _TEXT, _SCRIPT = "text/html", "text/plain", "text/javascript"
 
 
@@ -53,11 +51,11 @@ class LivePage:
         self._lock = Lock()
         self._made: tuple[str, str] = ("", "")  # the version, and its page
         if baseline and all(map(has_all_runs, sources)):  # elsewhere it may yet appear
-            check_baseline([section.layout for section in sections_of(self._data())], baseline)
+            check_baseline(layouts_of(self._data()), baseline)
 
     def version(self) -> str:
         """Return a text that changes when a file does: when the last one did, and their sizes."""
-        found = [_stamp(path) for source in self._sources for path in _watched(source)]
+        found = [stamp for source in self._sources for stamp in _stamps(source)]
         newest = max((modified for modified, _ in found), default=0.0)
         at = time.strftime("%H:%M:%S", time.localtime(newest)) if found else "none"
         # a minute's tick: a run that has fallen silent stops to be called running
@@ -68,15 +66,12 @@ class LivePage:
         with self._lock:
             version = self.version()
             if self._made[0] != version:
-                self._made = (version, self._html(version))
+                data = self._data()
+                data = replace(data, baseline=self._baseline if data.runs else "")
+                with tempfile.TemporaryDirectory() as folder:  # for those pictures in the page
+                    blocks = build_page(thinned(with_partitions(data)), Path(folder), "report")
+                self._made = (version, to_html(blocks, live=version))
             return self._made[1]
-
-    def _html(self, version: str) -> str:
-        data = self._data()
-        data = replace(data, baseline=self._baseline if data.runs else "")
-        with tempfile.TemporaryDirectory() as folder:  # for those pictures that are in the page
-            blocks = build_page(thinned(with_partitions(data)), Path(folder), "report")
-        return to_html(blocks, live=version)
 
     def _data(self) -> ReportData:
         try:
@@ -86,22 +81,14 @@ class LivePage:
         return replace(data, runs=[_running(run) for run in data.runs])
 
 
-def _watched(folder: Path, seen: set[Path] | None = None) -> list[Path]:
-    """Return the files of runs that a page is made from."""
-    seen = set() if seen is None else seen
-    found = [folder / name for name in _WATCHED if (folder / name).is_file()]
-    for child in subfolders(folder, seen):
-        if child.name not in NOT_SEARCHED:
-            found += _watched(child, seen)
+def _stamps(folder: Path) -> list[tuple[float, int]]:
+    """Return when each file of runs that a page is made from was changed, and its size."""
+    runs = (run / name for run in find_runs(folder) for name in (CONFIG, METRICS, SUMMARY))
+    found = []
+    for path in (folder / "sweep.json", *runs):
+        with suppress(OSError):  # it is not there, or replaced at this moment
+            found.append((path.stat().st_mtime, path.stat().st_size))
     return found
-
-
-def _stamp(path: Path) -> tuple[float, int]:
-    try:
-        status = path.stat()
-    except OSError:  # replaced at this moment
-        return 0.0, 0
-    return status.st_mtime, status.st_size
 
 
 def _running(run: Run) -> Run:
@@ -110,7 +97,7 @@ def _running(run: Run) -> Run:
     ended = run.status != UNFINISHED and run.summary.get("rounds", rounds) == rounds
     if run.folder is None or ended:
         return run
-    newest = max((_stamp(path)[0] for path in _watched(run.folder)), default=0.0)
+    newest = max((modified for modified, _ in _stamps(run.folder)), default=0.0)
     seconds = [value for _, value in run.points("seconds")]
     allowed = max(SILENT_SECONDS, SILENT_ROUNDS * max(seconds, default=0.0))
     if time.time() - newest >= allowed:
@@ -127,30 +114,23 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_SECONDS
 
     def __init__(self, page: LivePage, *arguments: Any) -> None:
-        self._page = page
+        self._answers = {
+            "/": (_HTML, page.html),
+            "/version": (_TEXT, page.version),
+            "/vega.js": (_SCRIPT, vega_script),
+        }
         super().__init__(*arguments)
-
-    @property
-    def _port(self) -> int:
-        server = self.server
-        assert isinstance(server, ThreadingHTTPServer)
-        return server.server_port
 
     def do_GET(self) -> None:
         """Answer with the page, its version, or Vega."""
         host, _, port = self.headers.get("Host", "").rpartition(":")
         # By another name, a page of somebody else's wants to read this one (DNS rebinding).
-        if host not in (ADDRESS, "localhost") or port != str(self._port):
+        if host not in (ADDRESS, "localhost") or port != str(self.connection.getsockname()[1]):
             return self._answer(HTTPStatus.FORBIDDEN, _TEXT, "open it as http://127.0.0.1:PORT/\n")
+        if self.path not in self._answers:
+            return self._answer(HTTPStatus.NOT_FOUND, _TEXT, "there is only /\n")
+        kind, make = self._answers[self.path]
         try:
-            answers: dict[str, tuple[str, Callable[[], str]]] = {
-                "/": (_HTML, self._page.html),
-                "/version": (_TEXT, self._page.version),
-                "/vega.js": (_SCRIPT, vega_script),
-            }
-            if self.path not in answers:
-                return self._answer(HTTPStatus.NOT_FOUND, _TEXT, "there is only /\n")
-            kind, make = answers[self.path]
             status, text = HTTPStatus.OK, make()
         except (ConfigError, OSError) as error:
             say_error("fedhet-watch", error)

@@ -12,17 +12,7 @@ import pandas as pd
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import BY_CLIENT, COMPLETED
 from fedhet.report import figures, paper_figures
-from fedhet.report.blocks import (
-    Block,
-    Chart,
-    Heading,
-    Key,
-    Paragraph,
-    Table,
-    Verdict,
-    Warn,
-    can_draw,
-)
+from fedhet.report.blocks import Block, Chart, Heading, Key, Listing, Paragraph, Table, can_draw
 from fedhet.report.by_site import by_site
 from fedhet.report.colors import keys_of
 from fedhet.report.comparison import Comparison, check_baseline, comparisons, ranked_table, verdict
@@ -57,23 +47,23 @@ class Section:
     figure: Figure
     targets: Sequence[float]
     runs: Sequence[Run]
-    note: str = ""
-    warnings: tuple[str, ...] = ()
+    said: Sequence[Block] = ()  # before its tables
     published: bool = False  # whether the layout has a paper's numbers
 
 
 def build_page(data: ReportData, folder: Path, name: str) -> list[Block]:
     """Return the page, and write its pictures into the folder; ``name`` begins their names."""
     sections = sections_of(data)
-    check_baseline([section.layout for section in sections], data.baseline)
-    keys = legend_keys([section.layout for section in sections])
+    layouts = [section.layout for section in sections]
+    check_baseline(layouts, data.baseline)
+    keys = legend_keys(layouts)
     compared = [comparisons(s.layout, _compared(s.figure), data.baseline) for s in sections]
     blocks: list[Block] = [Heading(1, data.title or compared_title(data.runs))]
     blocks += [Paragraph(_overview(data))]
     blocks += _verdict(sections, compared)
     blocks += warnings(data)
     if not can_draw():
-        blocks.append(Warn(NO_CHARTS))
+        blocks.append(Paragraph(NO_CHARTS, warning=True))
     for number, (section, found) in enumerate(zip(sections, compared, strict=True)):
         stem = f"{name}_{number + 1}" if len(sections) > 1 else name
         blocks += _section(section, found, data, keys, folder / stem)
@@ -117,7 +107,7 @@ def _verdict(sections: Sequence[Section], compared: Sequence[Sequence[Comparison
         if differing := [key for key in differing_settings(section.layout) if _decides(key)]:
             said.append(f"The rows also differ in {listed(differing)}: see the settings below.")
         sentences += [f"{section.title}: {text}" for text in said] if len(sections) > 1 else said
-    return [Heading(2, "Verdict"), Verdict(sentences)] if sentences else []
+    return [Heading(2, "Verdict"), Listing(sentences, "verdict")] if sentences else []
 
 
 def _decides(key: str) -> bool:
@@ -144,34 +134,36 @@ def _unfinished(section: Section) -> list[str]:
     return sentences
 
 
+def layouts_of(data: ReportData) -> list[Layout]:
+    """Return the layouts of the page's sections."""
+    return [section.layout for section in sections_of(data)]
+
+
 def sections_of(data: ReportData) -> list[Section]:
-    """Return the runs by the paper's table that they belong to, then the others."""
-    groups: list[tuple[Mapping[str, Any] | None, list[Run]]] = []
-    for run in data.runs:
-        if not run.settings:
-            continue  # its recipe is unknown: it is listed under Runs only
-        paper = None if data.by else run.paper
-        group = next((runs for known, runs in groups if known == paper), None)
-        if group is None:
-            group = []
-            groups.append((paper, group))
-        group.append(run)
-    groups.sort(key=lambda group: group[0] is None)
-    return [_lay_out(paper, runs, data) for paper, runs in groups]
+    """Return the runs by the paper's table that they belong to, then the others.
+
+    Runs whose recipe is unknown are in none: they are listed under Runs only.
+    """
+    known = [(None if data.by else run.paper, run) for run in data.runs if run.settings]
+    papers: list[Mapping[str, Any] | None] = []
+    for paper, _ in known:
+        papers += [] if paper in papers else [paper]
+    papers.sort(key=lambda paper: paper is None)
+    return [_lay_out(paper, [run for own, run in known if own == paper], data) for paper in papers]
 
 
 def _lay_out(node: Mapping[str, Any] | None, runs: Sequence[Run], data: ReportData) -> Section:
-    problems: tuple[str, ...] = ()
+    said: list[Block] = []
     if node is not None:
         try:
             paper = read_paper(node)
         except ConfigError as error:
-            problems = (f"The paper's table is not shown, since its description is wrong: {error}",)
+            text = f"The paper's table is not shown, since its description is wrong: {error}"
+            said = [Paragraph(text, warning=True)]
         else:
             layout, targets = paper_layout(runs, paper), data.targets or paper.shown_targets
-            return Section(
-                paper.source, layout, paper.figure, targets, runs, paper.note, published=True
-            )
+            said = [Paragraph(paper.note)] if paper.note else []
+            return Section(paper.source, layout, paper.figure, targets, runs, said, published=True)
     sources = {run.source for run in runs}
     origins = [data.origins[number] for number in sources] if data.origins else []
     varied = origins[0].varied if len(origins) == 1 else ()
@@ -179,7 +171,7 @@ def _lay_out(node: Mapping[str, Any] | None, runs: Sequence[Run], data: ReportDa
     title = f"Methods by {', '.join(layout.keys)}" if layout.keys else "Methods"
     classifies = score_of(runs) == "accuracy"
     figure = Figure("accuracy", percent=True) if classifies else Figure("loss")
-    return Section(title, layout, figure, data.targets, runs, warnings=problems)
+    return Section(title, layout, figure, data.targets, runs, said)
 
 
 def compared_title(runs: Sequence[Run]) -> str:
@@ -236,15 +228,13 @@ def _section(
     stem: Path,
 ) -> list[Block]:
     layout = section.layout
-    blocks: list[Block] = [Heading(2, section.title)]
-    blocks += [Warn(text) for text in section.warnings]
-    blocks += [Paragraph(section.note)] if section.note else []
+    blocks: list[Block] = [Heading(2, section.title), *section.said]
     if section.published or len(layout.columns) > 1 or not compared:
         blocks += [Heading(3, "All settings"), main_table(layout, section.figure)]
     if compared:
         blocks += [Heading(3, "Ranking"), ranked_table(compared)]
         blocks += ranks_section(comparisons(layout, _ranked_by(section), data.baseline), stem)
-    blocks += [Warn(note) for note in layout.notes]
+    blocks += [Paragraph(note, warning=True) for note in layout.notes]
     if score := score_of(section.runs):
         blocks += _scores(section, keys, score, stem)
     if layout.measured:

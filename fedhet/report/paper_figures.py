@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from fedhet.common.results import COMPLETED
-from fedhet.report.blocks import Block, Warn
+from fedhet.report.blocks import Block, Paragraph
 from fedhet.report.data_file import Partition
-from fedhet.report.layout import Layout, same_but_seed
-from fedhet.report.run_data import Run, by_seed
+from fedhet.report.layout import Layout, first_runs
+from fedhet.report.run_data import Run
 
 ROOT = Path(__file__).resolve().parents[2]  # where fedhet lies, and reproductions in a clone
 Partitions = Sequence[Partition]
@@ -50,15 +49,13 @@ def package(name: str) -> PaperFigures | None:
         return None
 
 
-def with_figures(runs: Sequence[Run], say: Say) -> list[Run]:
-    """Collect the figures of the first seed that has them; of the other seeds they are dropped."""
-    found: dict[int, Mapping[str, Any]] = {}
-    for group in same_but_seed(runs):
-        completed = {run.seed: run for run in group if run.status == COMPLETED}  # as in a cell
-        for run in sorted(completed.values(), key=by_seed):
-            if figures := run.figures or _collected(run, say):
-                found[id(run)] = figures
-                break
+def with_figures(runs: Sequence[Run], layouts: Sequence[Layout], say: Say) -> list[Run]:
+    """Collect the figures of each cell's first seed that has them, and drop those of others."""
+    found = {
+        id(run): figures
+        for layout in layouts
+        for _, run, figures in first_runs(layout, lambda run: run.figures or _collected(run, say))
+    }
     return [replace(run, figures=found.get(id(run), {})) for run in runs]
 
 
@@ -85,5 +82,5 @@ def sections(
             blocks += paper.sections(layout, partitions, stem)
         else:
             text = f"The paper's own figures are missing: reproductions/{name} is not installed."
-            blocks.append(Warn(text))
+            blocks.append(Paragraph(text, warning=True))
     return blocks

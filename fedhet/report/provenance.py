@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedhet.common.results import COMPLETED, DIVERGED, FAILED, ROUNDS_WITHOUT_ROWS, STOPPED
-from fedhet.report.blocks import Block, Heading, Listing, Table, Warn
+from fedhet.report.blocks import Block, Heading, Listing, Paragraph, Table
 from fedhet.report.data_file import ReportData
 from fedhet.report.names import listed, method_title
 from fedhet.report.run_data import DISTRUST, RUNNING, UNFINISHED, Run, score_of
@@ -86,7 +86,7 @@ def warnings(data: ReportData) -> list[Block]:
         texts.append(f"{what}: {'; '.join(parts)}.")
     if count := sum(int(run.summary.get("failures") or 0) for run in data.runs):
         texts.append(f"{count} replies of clients were refused or missing: see {PARTS[0]}.")
-    return [Warn(text) for text in texts]
+    return [Paragraph(text, warning=True) for text in texts]
 
 
 def provenance(data: ReportData) -> list[Block]:
@@ -104,7 +104,7 @@ def provenance(data: ReportData) -> list[Block]:
     return [
         *_troubles(data.runs),
         Heading(2, PARTS[1]),
-        *([Listing(commands, code=True)] if commands else []),
+        *([Listing(commands, "code")] if commands else []),
         _runs_table(data.runs),
         Heading(2, PARTS[2]),
         _grouped_table(data.runs, machines, where),

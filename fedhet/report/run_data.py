@@ -71,7 +71,7 @@ class Run:
     distrusted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     paper: Mapping[str, Any] | None = None  # the node of its recipe
     figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by package
-    layers: LayerFigures = LayerFigures()  # of diagnostics.layers and diagnostics.cka
+    layers: LayerFigures = field(default_factory=LayerFigures)  # of diagnostics.layers and .cka
     sites: SiteFigures | None = None  # of evaluation.per_client or fedhet-evaluate --by-site
     folder: Path | None = field(default=None, compare=False)  # None: from a data file
 

@@ -211,7 +211,7 @@ def estimate(figure: Figure, runs: Iterable[Run]) -> Estimate | None:
     return Estimate(numbers, bounds, figure.most, counts=counts) if values else None
 
 
-def mean_text(numbers: Sequence[float], digits: int) -> str:
+def mean_text(numbers: Sequence[float], digits: int = 3) -> str:
     """Return ``mean ± spread`` of numbers, one of each run; a dash without any."""
     return Estimate(numbers).text(digits) if numbers else "-"
 

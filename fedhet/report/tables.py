@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import pandas as pd
 
@@ -187,7 +186,7 @@ def values_table(
     layout: Layout,
     values: Mapping[str, Callable[[Run], float | None]],
     caption: str,
-    text: Callable[[Sequence[float]], str] = partial(mean_text, digits=3),
+    text: Callable[[Sequence[float]], str] = mean_text,
 ) -> Table:
     """Return a row for each cell that has runs with a text of the runs' values, by their titles."""
     rows = [
