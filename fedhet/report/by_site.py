@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from fedhet.common.decisions import Decisions
@@ -16,6 +15,7 @@ from fedhet.report.layout import Layout
 from fedhet.report.names import column_title, listed
 from fedhet.report.run_data import Run
 from fedhet.report.site_data import BEST, RECEIVED_MODEL, SiteFigures
+from fedhet.report.statistics import mean_text
 
 BY_SITE, CROSS_SITE, ANSWERS = "By site", "Each site's model at every site", "Right and wrong"
 MOST_SITES = 40  # that a table shows: of more, those with the lowest figures
@@ -304,12 +304,9 @@ def _title(metric: str) -> str:
 
 def _text(values: pd.Series, metric: str) -> str:
     """Return the mean over the seeds with its spread; a dash without a value."""
-    known = values.dropna()
-    spread = f" ± {_number(known.std(), metric)}" if len(known) > 1 else ""
-    return _number(known.mean(), metric) + spread
+    scale, digits = (100, 1) if metric == "accuracy" else (1, 3)
+    return mean_text((scale * values.dropna()).tolist(), digits)
 
 
 def _number(value: float, metric: str) -> str:
-    if np.isnan(value):
-        return "-"
-    return f"{100 * value:.1f}" if metric == "accuracy" else f"{value:.3f}"
+    return _text(pd.Series([value]), metric)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
@@ -10,7 +10,7 @@ from typing import TypeVar
 from fedhet.common.results import COMPLETED
 from fedhet.conf import FOLDER_KEYS, NOTES, SITE_KEYS
 from fedhet.report.names import method_title
-from fedhet.report.run_data import Run, by_seed
+from fedhet.report.run_data import Run
 
 Found = TypeVar("Found")
 
@@ -107,20 +107,18 @@ def automatic_layout(
     (``strategy.*``) make rows.
     """
     methods = list(dict.fromkeys(run.method for run in runs))
-    if varied:
-        varying = _swept(varied, runs)
-    else:
-        varying = _differing_within([[r for r in runs if r.method == method] for method in methods])
+    of_methods = [[run for run in runs if run.method == method] for method in methods]
+    varying = _swept(varied, runs) if varied else _differing_within(of_methods)
     keys = list(by) or _fewest([key for key in varying if not key.startswith(METHOD_KEYS)], runs)
-    columns = sorted({_values(run, keys) for run in runs}, key=_sort_key)
+    columns = _in_order(_values(run, keys) for run in runs)
     if len(columns) > MOST_COLUMNS and not by:  # a search: what varies makes rows instead
         keys, columns = [], [()]
     labels = _labels(keys, columns) if keys else [NO_COLUMN]
     cells: list[Cell] = []
     notes: list[str] = []
-    for method in methods:
+    for method, own in zip(methods, of_methods, strict=True):
         members = {
-            label: [r for r in runs if r.method == method and _values(r, keys) == values]
+            label: [run for run in own if _values(run, keys) == values]
             for label, values in zip(labels, columns, strict=True)
         }
         cells += split_row(method_title(method), method, members, notes)
@@ -132,7 +130,7 @@ def _swept(words: Sequence[str], runs: Sequence[Run]) -> list[str]:
     known = {key for run in runs for key in run.settings}
     names = [(word, f"{word}.name", f"{word}.{_TARGET}") for word in words if word != "seed"]
     found = [next((key for key in each if key in known), "") for each in names]
-    return [key for key in found if key and len({_values(run, [key]) for run in runs}) > 1]
+    return [key for key in found if key and _distinct(runs, [key]) > 1]
 
 
 def split_row(
@@ -149,7 +147,7 @@ def split_row(
             f"{label}: the runs of a cell differ in {', '.join(keys)}. They are not averaged over "
             "it: each value has a row of its own."
         )
-    variants = sorted({_values(run, keys) for run in runs}, key=_sort_key) or [()]
+    variants = _in_order(_values(run, keys) for run in runs) or [()]
     rows = [f"{label}, {suffix}" for suffix in _labels(keys, variants)] if keys else [label]
     return [
         _cell(row, column, method, [r for r in each if _values(r, keys) == variant], notes)
@@ -169,7 +167,8 @@ def _cell(row: str, column: str, method: str, runs: Sequence[Run], notes: list[s
             )
         chosen[run.seed] = run
     others = tuple(run for run in runs if run.status != COMPLETED)
-    return Cell(row, column, method, tuple(sorted(chosen.values(), key=by_seed)), others)
+    by_seed = sorted(chosen.values(), key=lambda run: -1 if run.seed is None else run.seed)
+    return Cell(row, column, method, tuple(by_seed), others)
 
 
 def first_runs(layout: Layout, read: Callable[[Run], Found | None]) -> list[tuple[str, Run, Found]]:
@@ -236,10 +235,13 @@ def _fewest(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     chosen: list[str] = []
     for key in sorted(keys, key=lambda key: not all(_says(run, key) for run in runs)):
         having = [run for run in runs if _says(run, key)]
-        before = {_values(run, chosen) for run in having}
-        if len({_values(run, [*chosen, key]) for run in having}) > len(before):
+        if _distinct(having, [*chosen, key]) > _distinct(having, chosen):
             chosen.append(key)
     return chosen
+
+
+def _distinct(runs: Sequence[Run], keys: Sequence[str]) -> int:
+    return len({_values(run, keys) for run in runs})
 
 
 def _values(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
@@ -254,34 +256,34 @@ def _plain(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _sort_key(values: Sequence[str]) -> list[tuple[int, float, str]]:
-    return [_sortable(value) for value in values]
+def _in_order(found: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Sort numbers by size, then words; what is switched off comes first, and is the baseline."""
 
+    def place(value: str) -> tuple[int, float, str]:
+        try:
+            return (-1, 0.0, "") if value == "none" else (0, float(value), "")
+        except ValueError:
+            return (1, 0.0, value)
 
-def _sortable(value: str) -> tuple[int, float, str]:
-    if value == "none":  # what is switched off comes first, and is the baseline
-        return (-1, 0.0, "")
-    try:
-        return (0, float(value), "")
-    except ValueError:
-        return (1, 0.0, value)
+    return sorted(set(found), key=lambda values: list(map(place, values)))
 
 
 def _labels(keys: Sequence[str], found: Sequence[Sequence[str]]) -> list[str]:
-    """Return ``digits, alpha 0.1, clients 10`` for each of the values; no two are equal."""
-    labels = [_label(keys, values) for values in found]
-    if len(set(labels)) == len(labels):
-        return labels
-    return [_label(keys, values, whole=True) for values in found]
+    """Return ``digits, alpha 0.1, clients 10`` for each of the values; no two are equal.
 
+    Of a class's name a label has the last word, or else the whole name.
+    """
 
-def _label(keys: Sequence[str], values: Sequence[str], *, whole: bool = False) -> str:
-    """Return the label of values, with the last word of a class's name or the ``whole`` name."""
-    words = []
-    for key, name, value in zip(keys, _names(keys), values, strict=True):
-        shown = value.rpartition(".")[2] if key.endswith(_TARGET) and not whole else value
-        words.append(shown if key in _NAMED else f"{name} {shown}")
-    return ", ".join(words)
+    def label(values: Sequence[str], *, whole: bool = False) -> str:
+        words = []
+        for key, name, value in zip(keys, _names(keys), values, strict=True):
+            shown = value.rpartition(".")[2] if key.endswith(_TARGET) and not whole else value
+            words.append(shown if key in _NAMED else f"{name} {shown}")
+        return ", ".join(words)
+
+    labels = list(map(label, found))
+    distinct = len(set(labels)) == len(labels)
+    return labels if distinct else [label(values, whole=True) for values in found]
 
 
 def _names(keys: Sequence[str]) -> list[str]:

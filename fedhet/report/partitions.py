@@ -155,18 +155,13 @@ def partition_chart(
     dark = {"test": f"datum.examples > {0.4 * int(counts.max())}", "value": "white"}
     text = {"text": {"field": "examples"}, "color": {"condition": dark, "value": "#1c2733"}}
     texts = {"mark": {"type": "text", "fontSize": 9}, "encoding": text}
-    spec = {
-        "title": title,
-        "vconcat": [
-            {
-                **{"width": width, "height": 60, "mark": {"type": "bar", "color": "#7a8797"}},
-                "encoding": {"x": bare, "y": {**sizes, "axis": {"tickCount": 3}}},
-            },
-            {
-                **{"width": width, "height": height, "encoding": {"x": across, "y": up}},
-                "layer": [heat, *([texts] if counts.size <= MOST_NUMBERED else [])],
-            },
-        ],
-        "config": CONFIG,
+    above = {
+        **{"width": width, "height": 60, "mark": {"type": "bar", "color": "#7a8797"}},
+        "encoding": {"x": bare, "y": {**sizes, "axis": {"tickCount": 3}}},
     }
+    below = {
+        **{"width": width, "height": height, "encoding": {"x": across, "y": up}},
+        "layer": [heat, *([texts] if counts.size <= MOST_NUMBERED else [])],
+    }
+    spec = {"title": title, "vconcat": [above, below], "config": CONFIG}
     return Chart(caption, {"": spec}, {name: spec}, rows_of(cells))

@@ -38,8 +38,7 @@ def warnings(data: ReportData) -> list[Block]:
     """Return warnings about failed runs, refused replies, and different code or versions."""
     texts = []
     for status, what in _INCOMPLETE.items():
-        names = [run.name for run in data.runs if run.status == status]
-        if names:
+        if names := [run.name for run in data.runs if run.status == status]:
             kept = "No mean includes them" if len(names) > 1 else "No mean includes it"
             text = f"{len(names)} of {len(data.runs)} runs {what}: {listed(names)}. {kept}"
             texts.append(f"{text}." if status == RUNNING else f"{text}; see {PARTS[0]}.")
@@ -55,8 +54,7 @@ def warnings(data: ReportData) -> list[Block]:
             "(evaluation.model=clients) on the data that the others' global model is measured on; "
             "on each client's own data they are personal_accuracy."
         )
-    early = [run for run in data.runs if run.summary.get("stop_reason")]
-    if early:
+    if early := [run for run in data.runs if run.summary.get("stop_reason")]:
         rounds = [f"{run.name} after round {run.summary.get('rounds')}" for run in early]
         texts.append(
             f"{len(early)} of {len(data.runs)} runs ended before their last round, by "
@@ -69,20 +67,16 @@ def warnings(data: ReportData) -> list[Block]:
             "best value is unknown, and what it took to reach a target; the totals of bytes and "
             "seconds are of the other rounds."
         )
-    jobs = [text for origin in data.origins for text in origin.failures]
-    if jobs:
+    if jobs := [text for origin in data.origins for text in origin.failures]:
         texts.append(f"Jobs of the sweep without results: {'; '.join(jobs)}")
     texts += [origin.unfinished for origin in data.origins if origin.unfinished]
     versions = _versions(data.runs)
     for name in [name for name in versions if versions[name].nunique() > 1]:
         found = versions.groupby(name, sort=False).groups
         parts = [f"{value} ({_named(data.runs, rows)})" for value, rows in found.items()]
-        what = f"The runs used different versions of {name}"
-        if name == "code":
-            what = (
-                "The code of the runs differs, fedhet's or that of your own packages (recipes may "
-                "name different ones)"
-            )
+        own = "fedhet's or that of your own packages (recipes may name different ones)"
+        code = f"The code of the runs differs, {own}"
+        what = code if name == "code" else f"The runs used different versions of {name}"
         texts.append(f"{what}: {'; '.join(parts)}.")
     if count := sum(int(run.summary.get("failures") or 0) for run in data.runs):
         texts.append(f"{count} replies of clients were refused or missing: see {PARTS[0]}.")
@@ -117,35 +111,28 @@ def _runs_table(runs: Sequence[Run]) -> Table:
         "Seconds: wall time of the run, since its last resumption. Failures: replies that were "
         "refused or missing. MB: up and down. Recipe: its fingerprint, which differs by seed."
     )
-    by_loss = score_of(runs) == "loss"
-    return Table(pd.DataFrame([_run_row(run, by_loss) for run in runs]), caption, words=4)
-
-
-def _run_row(run: Run, by_loss: bool) -> dict[str, str]:
-    summary = run.summary
-    sent = [summary[key] for key in ("bytes_up", "bytes_down") if summary.get(key) is not None]
-    return {
-        **{"run": run.name, "method": method_title(run.method), "seed": _format(run.seed, "")},
-        "status": run.status,
-        "rounds": _format(summary.get("rounds"), "d"),
-        **_scores(run, *(("loss", " loss", ".4g") if by_loss else ("accuracy", " (%)", ".2f"))),
-        "failures": _format(summary.get("failures"), "d"),
-        "seconds": _format(summary.get("wall_seconds"), ".1f"),
-        "s/round": _format(summary.get("seconds_per_round"), ".3g"),
-        "MB": f"{sum(sent) / 1e6:.1f}" if len(sent) == 2 else "-",
-        "recipe": _fingerprint(run, "recipe"),
-    }
-
-
-def _scores(run: Run, score: str, unit: str, form: str) -> dict[str, str]:
-    """Return the last and the best value."""
-    values = [value for _, value in run.points(score)]
-    scale, best = (100, max) if score == "accuracy" else (1, min)
-    last = values[-1] if values else None
-    return {
-        f"final{unit}": _format(last, form, scale),
-        f"best{unit}": _format(best(values, default=None), form, scale),
-    }
+    score, unit, form, scale = "accuracy", " (%)", ".2f", 100
+    if score_of(runs) == "loss":
+        score, unit, form, scale = "loss", " loss", ".4g", 1
+    rows = []
+    for run in runs:
+        summary, values = run.summary, [value for _, value in run.points(score)]
+        sent = [summary[key] for key in ("bytes_up", "bytes_down") if summary.get(key) is not None]
+        best = (max if score == "accuracy" else min)(values, default=None)
+        row = {
+            **{"run": run.name, "method": method_title(run.method), "seed": _format(run.seed, "")},
+            "status": run.status,
+            "rounds": _format(summary.get("rounds"), "d"),
+            f"final{unit}": _format(values[-1] if values else None, form, scale),
+            f"best{unit}": _format(best, form, scale),
+            "failures": _format(summary.get("failures"), "d"),
+            "seconds": _format(summary.get("wall_seconds"), ".1f"),
+            "s/round": _format(summary.get("seconds_per_round"), ".3g"),
+            "MB": f"{sum(sent) / 1e6:.1f}" if len(sent) == 2 else "-",
+            "recipe": _fingerprint(run, "recipe"),
+        }
+        rows.append(row)
+    return Table(pd.DataFrame(rows), caption, words=4)
 
 
 def _format(value: Any, form: str, scale: float = 1) -> str:
@@ -155,11 +142,8 @@ def _format(value: Any, form: str, scale: float = 1) -> str:
 def _troubles(runs: Sequence[Run]) -> list[Block]:
     rows = [(run.name, run.status, run.error) for run in runs if run.error]
     rows += [(run.name, run.status, text) for run in runs for text in run.refusals]
-    rows += [
-        (r.name, r.status, "-")
-        for r in runs
-        if r.status not in (COMPLETED, RUNNING) and not r.error
-    ]
+    silent = [run for run in runs if run.status not in (COMPLETED, RUNNING) and not run.error]
+    rows += [(run.name, run.status, "-") for run in silent]
     frame = pd.DataFrame(rows, columns=["run", "status", "reason"])
     return [Heading(2, PARTS[0]), Table(frame, words=3)] if rows else []
 

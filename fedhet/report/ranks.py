@@ -81,12 +81,11 @@ class Ranks:
 
 def ranks_section(compared: Sequence[Comparison], stem: Path) -> list[Block]:
     """Return the ranks of the rows that every column has; nothing of few columns or rows."""
-    scores = pd.DataFrame(
-        {
-            one.column: {row.label: row.score.mean for row in one.rows if not row.score.bounds}
-            for one in compared
-        }
-    ).dropna()
+    means = {
+        one.column: {row.label: row.score.mean for row in one.rows if not row.score.bounds}
+        for one in compared
+    }
+    scores = pd.DataFrame(means).dropna()
     if scores.shape[0] < LEAST or scores.shape[1] < LEAST:
         return []
     rounded = scores.map(lambda score: float(f"{score:.5g}"))  # columns of runs have six digits
@@ -120,30 +119,19 @@ def _chart(found: Ranks, stem: Path) -> Chart:
     half = found.critical_difference / 2
     frame = pd.DataFrame({"method": found.mean.index, "rank": found.mean.to_numpy()})
     frame = frame.assign(low=frame["rank"] - half, high=frame["rank"] + half)
-    rows: dict[str, Any] = {
-        "field": "method",
-        "type": "nominal",
-        "sort": list(frame["method"]),
-        "title": None,
-        "axis": {"labelLimit": 0, "grid": True},
-    }
+    rows: dict[str, Any] = {"field": "method", "type": "nominal", "title": None}
+    rows |= {"sort": list(frame["method"]), "axis": {"labelLimit": 0, "grid": True}}
     mark = {"color": INK, "tooltip": True}
     rank = number("rank", "mean rank (1 is the best)") | {"scale": {"nice": False, "zero": False}}
-    spec = {
-        "width": 420,
-        "height": {"step": 17},
-        "layer": [
-            {
-                "mark": {**mark, "type": "rule", "size": 2, "opacity": 0.45},
-                "encoding": {"y": rows, "x": {**rank, "field": "low"}, "x2": {"field": "high"}},
-            },
-            {
-                "mark": {**mark, "type": "point", "filled": True, "size": 60, "opacity": 1},
-                "encoding": {"y": rows, "x": rank},
-            },
-        ],
-        "config": CONFIG,
+    bars = {
+        "mark": {**mark, "type": "rule", "size": 2, "opacity": 0.45},
+        "encoding": {"y": rows, "x": {**rank, "field": "low"}, "x2": {"field": "high"}},
     }
+    dots = {
+        "mark": {**mark, "type": "point", "filled": True, "size": 60, "opacity": 1},
+        "encoding": {"y": rows, "x": rank},
+    }
+    spec = {"width": 420, "height": {"step": 17}, "layer": [bars, dots], "config": CONFIG}
     caption = (
         f"Critical differences: bars are as long as CD = {found.critical_difference:.2f}. Two rows "
         "whose bars overlap cannot be told apart."

@@ -132,11 +132,6 @@ def evaluation_place(runs: Iterable[Run], score: str = "accuracy") -> str:
     return " or ".join(sorted(places, reverse=True))
 
 
-def by_seed(run: Run) -> int:
-    """Return the sort key of a run's seed; an unknown seed comes first."""
-    return -1 if run.seed is None else run.seed
-
-
 def find_runs(folder: Path, seen: set[Path] | None = None) -> Iterator[Path]:
     """Yield the results directories in a folder, or the folder itself if it is one."""
     seen = set() if seen is None else seen

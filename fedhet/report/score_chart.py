@@ -60,22 +60,21 @@ def _spec(columns: list[str], keys: list[Key], title: str) -> dict[str, Any]:
     color["legend"].pop("symbolType")
     said = [{"field": "line"}, *(number(name, name) for name in ("mean", "low", "high", "paper"))]
     y = number("mean", title) | {"scale": {"zero": False}}
+    bars = {
+        "mark": {"type": "rule", "strokeWidth": 1.6, "opacity": 0.5},
+        "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
+    }
+    dots = {
+        "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
+        "encoding": {"shape": markers},
+    }
+    rings = {
+        "transform": [{"filter": "isValid(datum.paper)"}],
+        "mark": {"type": "point", "size": 90, "strokeWidth": 1.2, "opacity": 1},
+        "encoding": {"y": {**y, "field": "paper"}, "shape": markers},
+    }
     return {
         **{"width": width, "height": HEIGHT, "config": CONFIG},
         "encoding": {"x": x, "xOffset": aside, "color": color, "y": y, "tooltip": said},
-        "layer": [
-            {
-                "mark": {"type": "rule", "strokeWidth": 1.6, "opacity": 0.5},
-                "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
-            },
-            {
-                "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
-                "encoding": {"shape": markers},
-            },
-            {
-                "transform": [{"filter": "isValid(datum.paper)"}],
-                "mark": {"type": "point", "size": 90, "strokeWidth": 1.2, "opacity": 1},
-                "encoding": {"y": {**y, "field": "paper"}, "shape": markers},
-            },
-        ],
+        "layer": [bars, dots, rings],
     }

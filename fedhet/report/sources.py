@@ -87,9 +87,8 @@ def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:
     origin = Origin(folder.name, failures=failures)
     if sweep is not None:
         command = shlex.join(["fedhet", "-m", *sweep.overrides])
-        origin = Origin(
-            folder.name, command, failures, _unfinished(path, sweep, done), sweep.varied
-        )
+        unfinished = _unfinished(path, sweep, done)
+        origin = replace(origin, command=command, unfinished=unfinished, varied=sweep.varied)
     return ReportData(runs=runs, origins=[origin])
 
 

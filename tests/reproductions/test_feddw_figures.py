@@ -10,10 +10,10 @@ from scipy.special import softmax
 from scipy.stats import spearmanr
 
 from fedhet.report.blocks import Picture
-from fedhet.report.partitions import partitions_of
 from fedhet.report.data_file import ReportData, parse, to_text
 from fedhet.report.layout import automatic_layout
 from fedhet.report.paper_figures import with_figures
+from fedhet.report.partitions import partitions_of
 from fedhet.reproductions.feddw import class_relations, classifier_data, collect
 from fedhet.reproductions.feddw.classifier_data import MILLION, rank_correlation, read_relations
 from fedhet.reproductions.feddw.classifier_data import read_head_norms as read_norms
@@ -92,7 +92,7 @@ def test_of_a_repeated_seed_the_later_run_counts_and_goes_through_the_data_file(
     for seed, status in ((1, "completed"), (1, "completed"), (0, "failed")):
         runs.append(finished_run("feddw", seed, summary={"status": status}, paper=PAPER))
         write_soft_labels(runs[-1].folder, *random_relations(seed))
-    found = with_figures(runs, print)
+    found = with_figures(runs, [automatic_layout(runs)], print)
     assert [run.figures != {} for run in found] == [False, True, False]
     read = parse(to_text(ReportData(found)), "it").runs
     assert [run.figures for run in read] == [run.figures for run in found]
@@ -121,7 +121,7 @@ def test_soft_labels_and_relations_are_side_by_side(finished_run, tmp_path):
     """Of FedAvg (mu = 0) and FedDW."""
 
     def found():
-        layout = automatic_layout(with_figures(runs, print))
+        layout = automatic_layout(with_figures(runs, [automatic_layout(runs)], print))
         return by_type(class_relations.relations_section(layout, [], tmp_path / "report"))
 
     runs = [finished_run("feddw", paper=PAPER, strategy__feddw__mu=mu) for mu in (0, 1)]
@@ -145,7 +145,7 @@ def with_heads(finished_run):
         heads = np.random.default_rng(seed).normal(size=(CLIENTS, classes, 4))
         written = finished_run("local", seed, paper=PAPER)
         write_own_heads(written.folder, dict(enumerate(heads)))
-        (run,) = with_figures([written], print)
+        (run,) = with_figures([written], [automatic_layout([written])], print)
         return run, np.float32(heads)
 
     return write_and_read

@@ -45,8 +45,8 @@ def write(write_run):
         if replies:
             cohort = Cohort(1, len(replies), len(replies))
             ClientSnapshots(folder / FILE)(params, total_of(replies), replies, cohort)
-        (run,) = with_figures([read_run(folder, folder.name, 0)], print)
-        return run
+        run = read_run(folder, folder.name, 0)
+        return with_figures([run], [automatic_layout([run])], print)[0]
 
     return write_and_read
 

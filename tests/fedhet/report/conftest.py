@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedhet.report import layer_plots, update_agreement
+from fedhet.report import figures
 from fedhet.report.blocks import Chart
 from fedhet.report.colors import keys_of
 from fedhet.report.layout import automatic_layout
@@ -12,23 +12,26 @@ __all__ = ["finished_run", "no_pictures", "write_run"]
 
 
 @pytest.fixture
-def section_of(monkeypatch, tmp_path):
-    """Return a function: the blocks that a section has for runs, and the panels by kind.
+def panels(monkeypatch):
+    """Return the panels of each picture of a report, by what it is of; nothing is drawn."""
+    found = {}
 
-    Nothing is drawn.
-    """
+    def gallery(panels, caption, stem, kinds, abreast=3):
+        found[next(iter(kinds.values()))] = panels
+        return Chart(caption, {})
+
+    monkeypatch.setattr(figures, "gallery", gallery)
+    return found
+
+
+@pytest.fixture
+def section_of(panels, tmp_path):
+    """Return a function: the blocks that a section has for runs, and its panels by kind."""
 
     def blocks_and_panels(section, runs, *options):
-        drawn = {}
-
-        def gallery(panels, caption, stem, kinds):
-            drawn.update(dict.fromkeys(kinds.values(), panels))
-            return Chart(caption, {})
-
-        for module in (layer_plots, update_agreement):
-            monkeypatch.setattr(module, "gallery", gallery)
+        panels.clear()
         layout = automatic_layout(runs)
         keys = keys_of(list(layout.methods.items()))
-        return section(layout, keys, *options, tmp_path / "report"), drawn
+        return section(layout, keys, *options, tmp_path / "report"), dict(panels)
 
     return blocks_and_panels

@@ -77,8 +77,8 @@ def test_dots_bars_and_rings_are_where_the_numbers_are(finished_run, tmp_path):
     columns = ("5 clients, beta 0.01", "5 clients, beta 0.1")
     cells = (
         Cell("FedAvg", columns[0], "fedavg"),
-        Cell("FedAvg", columns[1], "fedavg", tuple(runs), published=Published(45.0)),
-        Cell("OT", columns[0], "otfusion", published=Published(1.0)),
+        Cell("FedAvg", columns[1], "fedavg", tuple(runs), published=(Published("45", 45.0),)),
+        Cell("OT", columns[0], "otfusion", published=(Published("1", 1.0),)),
         Cell("OT", columns[1], "otfusion"),
     )
     layout = Layout(columns, cells)

@@ -8,9 +8,13 @@ import pytest
 
 from fedhet.common.results import BY_CLIENT, CLASS_COUNTS, read_counts
 from fedhet.conf import compose, plain_part
-from fedhet.report.partitions import MOST_PARTITIONS, partitions_of, with_counts
-from fedhet.report.figures import partitions
 from fedhet.report.page import compared_title
+from fedhet.report.partitions import (
+    MOST_PARTITIONS,
+    partition_blocks,
+    partitions_of,
+    with_counts,
+)
 from fedhet.report.run_data import read_run
 from fedhet.server_app.class_counts import store_class_counts
 from fedhet.tasks import build_task
@@ -60,7 +64,7 @@ def test_each_recipe_has_one_partition_of_its_lowest_seed(finished_run, tmp_path
     assert (
         with_counts([], many)[-1].error == f"only the first {MOST_PARTITIONS} partitions are shown"
     )
-    blocks = partitions([first, second], tmp_path / "report")
+    blocks = partition_blocks([first, second], tmp_path / "report")
     (chart,) = (block for block in blocks if hasattr(block, "data"))
     assert chart.data["data"] == [[0, 0, 3, "a"], [1, 0, 1, "a"], [1, 1, 4, "b"]]
     assert "The first 2 of 500 clients." in chart.caption

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from fedhet.common.results import read_rows, write_rows
-from fedhet.report import command, data_file, figures, paper_figures
-from fedhet.report.blocks import Chart, Paragraph
+from fedhet.report import command, data_file, paper_figures
+from fedhet.report.blocks import Paragraph
 from fedhet.report.colors import keys_of
-from fedhet.report.figures import line_panels, scores
+from fedhet.report.figures import Quantity, line_panels, scores
 from fedhet.report.layout import automatic_layout, first_runs
 from fedhet.report.sources import completed_runs
 
@@ -180,8 +180,8 @@ def test_a_run_that_did_not_complete_has_a_curve_as_far_as_it_came(finished_run,
     whole, cut = finished_run("fedavg", 0), finished_run("fedavg", 1, (0.1, 0.2), summary=ended)
     layout = automatic_layout([whole, cut])
     keys = keys_of(list(layout.methods.items()))
-    points = {"points": lambda run: dict(run.points("accuracy")), "labels": ("round", "y")}
-    (panel,) = line_panels(layout, keys, **points, incomplete=True)
+    quantity = Quantity(lambda run: dict(run.points("accuracy")))
+    (panel,) = line_panels(layout, keys, [quantity], incomplete=True)
     mean, line = panel.curves
     assert (line.completed, line.points["mean"].to_dict()) == (False, {0: 0.1, 1: 0.2})
     assert (mean.completed, mean.runs) == (True, 1)
@@ -190,19 +190,15 @@ def test_a_run_that_did_not_complete_has_a_curve_as_far_as_it_came(finished_run,
 
 
 @pytest.mark.slow
-def test_metrics_have_curves_and_tables_of_their_own(write_run, tmp_path, monkeypatch):
-    drawn = {}
+def test_metrics_have_curves_and_tables_of_their_own(write_run, tmp_path, panels):
+    def titles(kind):
+        return [panel.title for panel in panels.get(kind, [])]
 
-    def gallery(panels, caption, stem, kinds, abreast=3):
-        drawn.update({kind: [panel.title for panel in panels] for kind in kinds.values()})
-        return Chart(caption, {})
-
-    monkeypatch.setattr(figures, "gallery", gallery)
     for seed, f1 in enumerate((0.4, 0.6)):
         write_run(seed=seed, columns={"f1": f1, "client_f1": 0.3, "f1/cat": f1 / 2, "f1/dog": f1})
     text = report(tmp_path / "sweep")
-    assert drawn["metrics"] == ["F1", "client F1"]
-    assert not {"F1", "client F1"} & set(drawn.get("diagnostics", []))
+    assert titles("metrics") == ["F1", "client F1"]
+    assert not {"F1", "client F1"} & set(titles("diagnostics"))
     # .4 and .6: mean .5, sample sd sqrt(.02) = .1414
     spread = "0.5000 ± 0.1414"
     assert "| method | n | F1 | best F1 | client F1 | best client F1 |" in text
@@ -211,7 +207,7 @@ def test_metrics_have_curves_and_tables_of_their_own(write_run, tmp_path, monkey
     assert f"| dog | {spread} |" in text
     write_run(seed=2, columns={"accuracy/cat": 0.25})  # without the metric
     text = report(tmp_path / "sweep")
-    assert drawn["metrics"] == ["F1", "client F1"]
+    assert titles("metrics") == ["F1", "client F1"]
     assert "accuracy of each class after the last round" in text
     assert "| cat | 0.2500 (n = 1) |" in text
 
@@ -226,19 +222,6 @@ def measured_by_clients(folder):
     summary = json.loads((folder / "summary.json").read_text())
     nothing = {"accuracy": None, "best_accuracy": None}
     (folder / "summary.json").write_text(json.dumps(summary | nothing))
-
-
-@pytest.fixture
-def panels(monkeypatch):
-    """Return the panels of each picture that a report draws, by what it is of."""
-    found = {}
-
-    def gallery(panels, caption, stem, kinds, abreast=3):
-        found[next(iter(kinds.values()))] = panels
-        return Chart(caption, {})
-
-    monkeypatch.setattr(figures, "gallery", gallery)
-    return found
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from itertools import combinations, product
 import pandas as pd
 import pytest
 
-from fedhet.report.blocks import Heading, Paragraph, Table, Warn
+from fedhet.report.blocks import Heading, Paragraph, Table
 from fedhet.report.colors import PAGE, PALETTE, keys_of
 from fedhet.report.command import main
 from fedhet.report.render import to_html, to_markdown
@@ -110,7 +110,7 @@ def test_texts_of_runs_are_no_markup_and_only_the_pages_own_scripts_may_run(page
     blocks = [
         Heading(1, EVIL),
         Paragraph(EVIL),
-        Warn(EVIL),
+        Paragraph(EVIL, warning=True),
         Table(pd.DataFrame(columns=[EVIL]), EVIL),
     ]
     small = Page(to_html(blocks))

@@ -5,8 +5,14 @@ import pytest
 from fedhet.common.results import write_rows
 from fedhet.report.blocks import Heading, Table
 from fedhet.report.data_file import ReportData, parse, to_text
-from fedhet.report.layer_data import LAYERS, MOST_ROUNDS, SIMILARITY, read_layers
-from fedhet.report.layer_plots import layers
+from fedhet.report.figures import layers
+from fedhet.report.layer_data import (
+    LAYERS,
+    MOST_ROUNDS,
+    SIMILARITY,
+    LayerFigures,
+    read_layers,
+)
 from fedhet.report.run_data import Run
 
 SHAPES = {"a.weight": [4, 3], "a.bias": [4], "head.weight": [2, 4]}
@@ -41,8 +47,11 @@ def test_figures_are_read_from_the_files(tmp_path):
     assert found.layers == ["a", "head"]
     assert found.compared == [1, 3]
     assert found.similarity[-1] == [0.75, 0.2]
-    runs = [run(found), run(None, "moon")]
-    assert [r.layers for r in parse(to_text(ReportData(runs)), "it").runs] == [found, None]
+    runs = [run(found), run(LayerFigures(), "moon")]
+    assert [r.layers for r in parse(to_text(ReportData(runs)), "it").runs] == [
+        found,
+        LayerFigures(),
+    ]
     write(tmp_path, rounds=100)  # some are kept, and the mean is of all late ones
     found = read_layers(tmp_path, late_rounds=10)
     assert len(found.rounds) <= MOST_ROUNDS
@@ -53,15 +62,15 @@ def test_figures_are_read_from_the_files(tmp_path):
     "text", ["", '{"round": 1}\n', "{\n", '{"round": 1, "drift_diversity": 3}\n']
 )
 def test_files_that_are_missing_or_broken_are_no_figures(text, tmp_path):
-    assert read_layers(tmp_path, 10) is None
+    assert read_layers(tmp_path, 10) == LayerFigures()
     (tmp_path / LAYERS).write_text(text)
-    assert read_layers(tmp_path, 10) is None
+    assert read_layers(tmp_path, 10) == LayerFigures()
 
 
 def test_the_page_has_layers_rounds_and_similarity(tmp_path, section_of):
     write(tmp_path)
     found = read_layers(tmp_path, 10)
-    runs = [run(found), run(found, "fedpvr"), run(found, alpha=100.0), run(None, "moon")]
+    runs = [run(found), run(found, "fedpvr"), run(found, alpha=100.0), run(LayerFigures(), "moon")]
     blocks, drawn = section_of(layers, runs)
     assert blocks[0] == Heading(3, "Layers")
     assert [panel.title for panel in drawn["layers"]] == ["alpha 0.1", "alpha 100"]

@@ -21,7 +21,7 @@ def test_a_whole_run(finished_run):
     assert run.points("unheard_of") == []
     assert run.points("clients") == [(1, 2)]  # how many ids there are
     assert "failures" not in run.columns
-    assert run.bytes_until(1) == 3_000_000
+    assert run.spent("bytes")[1] == 3_000_000
 
 
 def test_an_incomplete_last_line_is_left_out_and_a_missing_summary_means_unfinished(write_run):
@@ -105,7 +105,7 @@ def test_many_rounds_are_thinned_but_not_what_tables_and_axes_are_of():
     one = found.runs[0]
     assert all(one.points(name) == runs[0].points(name) for name in WHOLE)
     assert one.points("accuracy") == runs[0].points("accuracy")
-    assert one.bytes_until(1000) == runs[0].bytes_until(1000)
+    assert one.spent("bytes") == runs[0].spent("bytes")
     assert [round for round, _ in one.points("train_loss")] == [*range(0, 1001, 6), 1000]
     late = [round for round, _ in one.points("norm_ratio")]  # a table has the mean of the last ten
     assert late == [*range(0, 991, 6), *range(991, 1001)]
