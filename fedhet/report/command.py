@@ -30,7 +30,7 @@ from fedhet.report.by_site import ANSWERS, BY_SITE, CROSS_SITE
 from fedhet.report.data_file import ReportData, thinned, to_text
 from fedhet.report.page import build_page, layouts_of
 from fedhet.report.paper_figures import with_figures
-from fedhet.report.partitions import with_counts
+from fedhet.report.partitions import with_partitions
 from fedhet.report.render import to_html, to_markdown
 from fedhet.report.sources import read_sources
 
@@ -128,11 +128,6 @@ def write_report(
     for ending, text in (("json", kept), ("md", to_markdown(blocks)), ("html", to_html(blocks))):
         save_text(folder / f"{name}.{ending}", text)
     return blocks
-
-
-def with_partitions(data: ReportData) -> ReportData:
-    """Return the data with who holds which classes in the runs."""
-    return replace(data, partitions=with_counts(data.partitions, data.runs))
 
 
 def show(blocks: Sequence[Block], console: Console) -> None:

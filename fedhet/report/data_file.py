@@ -32,9 +32,8 @@ class Origin:
     command: str = ""  # the command line, as far as it is known
     failures: Sequence[str] = ()  # jobs of the sweep without a results directory, and why
     unfinished: str = ""  # of a sweep that has not ended: how far it has come
-    varied: Sequence[str] = field(
-        default_factory=list
-    )  # the words that its jobs differ in, such as partition.alpha
+    # the words that its jobs differ in, such as partition.alpha
+    varied: Sequence[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,16 @@ def thinned(data: ReportData) -> ReportData:
 
 
 def _thinned_columns(run: Run, step: int) -> dict[str, Column]:
-    rounds, own = run.columns.get("round", ()), run.own_metrics
-    kept = {number for number, round in enumerate(rounds) if round is None or round % step == 0}
-    kept.add(len(rounds) - 1)
-    late = kept.union(range(len(rounds) - LATE_ROUNDS, len(rounds)))  # AGREEMENT is averaged there
-
-    def thin(name: str, values: Column) -> Column:
+    rounds, own, found = run.columns.get("round", ()), run.own_metrics, dict(run.columns)
+    for name, values in run.columns.items():
         if name in NEVER_THINNED or is_of_new_model(name, own) or len(set(values[1:])) <= 1:
-            return values
-        shown = late if name in AGREEMENT else kept
-        return [value if number in shown else None for number, value in enumerate(values)]
-
-    return {name: thin(name, values) for name, values in run.columns.items()}
+            continue
+        late = LATE_ROUNDS if name in AGREEMENT else 1  # over which a table has its mean
+        found[name] = [
+            value if round is None or round % step == 0 or place >= len(rounds) - late else None
+            for place, (round, value) in enumerate(zip(rounds, values, strict=True))
+        ]
+    return found
 
 
 def to_text(data: ReportData) -> str:

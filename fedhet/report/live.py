@@ -27,10 +27,10 @@ from rich.console import Console
 from fedhet.commands import number_between, parser_of, reported_errors, say_error
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import CONFIG, METRICS, SUMMARY
-from fedhet.report.command import with_partitions
 from fedhet.report.comparison import check_baseline
 from fedhet.report.data_file import ReportData, thinned
 from fedhet.report.page import build_page, layouts_of
+from fedhet.report.partitions import with_partitions
 from fedhet.report.render import to_html, vega_script
 from fedhet.report.run_data import RUNNING, UNFINISHED, Run, find_runs, read_run
 from fedhet.report.sources import has_all_runs, read_sources, require_folders

@@ -15,7 +15,7 @@ from fedhet.common.results import read_counts
 from fedhet.conf import FOLDER_KEYS
 from fedhet.report.blocks import Block, Chart, Heading, Paragraph, not_available
 from fedhet.report.charts import CONFIG, number, rows_of
-from fedhet.report.data_file import Partition
+from fedhet.report.data_file import Partition, ReportData
 from fedhet.report.run_data import Run
 
 MOST_PARTITIONS = 12
@@ -27,14 +27,14 @@ _IRRELEVANT = (  # keys of the task that leave the partition as it is
 Counts = NDArray[np.int64]  # (N, C)
 
 
-def with_counts(known: Sequence[Partition], runs: Sequence[Run]) -> list[Partition]:
-    """Return the known partitions and those of the runs that are not among them."""
-    settings = [partition.settings for partition in known]
-    found = [(p, run) for p, run in partitions_of(runs) if p.settings not in settings]
+def with_partitions(data: ReportData) -> ReportData:
+    """Return the data with who holds which classes, of those runs whose partition it lacks."""
+    settings = [partition.settings for partition in data.partitions]
+    found = [(p, run) for p, run in partitions_of(data.runs) if p.settings not in settings]
     counted = [_counted(partition, run) for partition, run in found[:MOST_PARTITIONS]]
     reason = f"only the first {MOST_PARTITIONS} partitions are shown"
     left_out = [replace(partition, error=reason) for partition, _ in found[MOST_PARTITIONS:]]
-    return [*known, *counted, *left_out]
+    return replace(data, partitions=[*data.partitions, *counted, *left_out])
 
 
 def partitions_of(runs: Sequence[Run]) -> list[tuple[Partition, Run]]:

@@ -22,7 +22,7 @@ TO_TARGET = ("rounds_to", "bytes_to", "seconds_to")
 NAMES = {
     "accuracy": "final accuracy",
     "best_accuracy": "best accuracy",
-    "late_accuracy": "mean accuracy of the last evaluations",
+    "late_accuracy": "mean accuracy of the last {} evaluations",
     "rounds_to": "rounds to",
     "bytes_to": "MB to",
     "seconds_to": "simulated seconds to",
@@ -53,20 +53,12 @@ class Figure:
     @property
     def title(self) -> str:
         """The figure in words."""
-        if self.name == "late_accuracy":
-            words = f"mean accuracy of the last {self.evaluations} evaluations"
-            return f"{words} (%)" if self.percent else words
-        words = NAMES.get(self.name) or column_title(self.name.removeprefix("best_"))
-        if self.name.startswith("best_") and self.name not in NAMES:
-            words = f"best {words}"
+        column = self.name.removeprefix("best_")
+        words = column_title(column) if column == self.name else f"best {column_title(column)}"
+        words = NAMES.get(self.name, words).replace("{}", str(self.evaluations))
         targets = self.targets if self.target is None else (self.target,)
         words = " ".join(filter(None, [words, ", ".join(map(percent, targets))]))
         return f"{words} (%)" if self.name in ACCURACIES and self.percent else words
-
-    @property
-    def most(self) -> float:
-        """The largest value that it can have."""
-        return math.inf if self.name not in ACCURACIES else 100.0 if self.percent else 1.0
 
     @property
     def larger_is_better(self) -> bool:
@@ -207,8 +199,9 @@ def estimate(figure: Figure, runs: Iterable[Run]) -> Estimate | None:
     values = [value for run in runs if (value := figure.of(run)) is not None]
     numbers = [value.number for value in values if value.reached]
     bounds = [value.number for value in values if not value.reached]
+    most = math.inf if figure.name not in ACCURACIES else 100.0 if figure.percent else 1.0
     counts = figure.name in TO_TARGET
-    return Estimate(numbers, bounds, figure.most, counts=counts) if values else None
+    return Estimate(numbers, bounds, most, counts=counts) if values else None
 
 
 def mean_text(numbers: Sequence[float], digits: int = 3) -> str:

@@ -8,12 +8,13 @@ import pytest
 
 from fedhet.common.results import BY_CLIENT, CLASS_COUNTS, read_counts
 from fedhet.conf import compose, plain_part
+from fedhet.report.data_file import ReportData
 from fedhet.report.page import compared_title
 from fedhet.report.partitions import (
     MOST_PARTITIONS,
     partition_blocks,
     partitions_of,
-    with_counts,
+    with_partitions,
 )
 from fedhet.report.run_data import read_run
 from fedhet.server_app.class_counts import store_class_counts
@@ -42,6 +43,10 @@ def test_a_simulation_stores_what_its_clients_hold_and_a_deployment_nothing(tmp_
     assert "has no class_counts.json" in read_counts(tmp_path)["error"]
 
 
+def partitions(runs, *known):
+    return with_partitions(ReportData(runs, partitions=known)).partitions
+
+
 @pytest.mark.slow
 def test_each_recipe_has_one_partition_of_its_lowest_seed(finished_run, tmp_path):
     counts = {"class_names": ["a", "b"], "counts": [[3, 0], [1, 4]], "clients": 500}
@@ -52,18 +57,16 @@ def test_each_recipe_has_one_partition_of_its_lowest_seed(finished_run, tmp_path
     ]
     (runs[2].folder / CLASS_COUNTS).write_text(json.dumps(counts))
     (runs[3].folder / CLASS_COUNTS).write_text('{"class_names": ["a"], "counts": [[1, 2]]')
-    first, second = with_counts([], runs)
+    first, second = partitions(runs)
     title = "digits, dirichlet: clients=10 alpha=0.1 seed=0"
     assert (first.title, first.counts, first.clients) == (title, counts["counts"], 500)
     assert "cannot be read" in second.error
     for damaged in ({**counts, "counts": 5}, {**counts, "counts": [[1]]}, [], {"counts": []}):
         (tmp_path / CLASS_COUNTS).write_text(json.dumps(damaged))
         assert "cannot be read" in read_counts(tmp_path)["error"]
-    assert with_counts([first, second], runs) == [first, second]  # known ones stay as they are
+    assert partitions(runs, first, second) == [first, second]  # known ones stay as they are
     many = [finished_run("fedavg", 0, clients=number) for number in range(MOST_PARTITIONS + 1)]
-    assert (
-        with_counts([], many)[-1].error == f"only the first {MOST_PARTITIONS} partitions are shown"
-    )
+    assert partitions(many)[-1].error == f"only the first {MOST_PARTITIONS} partitions are shown"
     blocks = partition_blocks([first, second], tmp_path / "report")
     (chart,) = (block for block in blocks if hasattr(block, "data"))
     assert chart.data["data"] == [[0, 0, 3, "a"], [1, 0, 1, "a"], [1, 1, 4, "b"]]
