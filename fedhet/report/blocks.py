@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -109,9 +109,9 @@ class Chart:
     """
 
     caption: str
-    shown: Mapping[str, Spec] = field(default_factory=dict)
-    pictures: Mapping[str, Spec] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
+    shown: Mapping[str, Spec]
+    pictures: Mapping[str, Spec]
+    data: Mapping[str, Any]
 
     def save(self, folder: Path) -> None:
         """Write the pictures into a folder, as SVG and PNG, the same each time."""

@@ -91,21 +91,20 @@ def common_range(
     The first tenth of a curve does not widen it, so that late differences can be seen; of two
     points both do.
     """
+    ends = list(marks)
+    for points in (line.points for line in curves):
+        first, last = points.index[0], points.index[-1]
+        late = points[points.index >= first + EARLY * (last - first)]
+        shown = late if len(late) > 1 else points
+        ends += [float(shown["low"].min()), float(shown["high"].max())]
     if not curves:
         return None
-    late = pd.concat([_late(line.points) for line in curves])
-    low, high = min([*marks, float(late["low"].min())]), max([*marks, float(late["high"].max())])
+    low, high = min(ends), max(ends)
     if log:
         factor = (high / low) ** 0.04 if high > low else 2.0
         return low / factor, high * factor
     margin = 0.04 * (high - low) or abs(high) or 1.0
     return low - margin, high + margin
-
-
-def _late(points: pd.DataFrame) -> pd.DataFrame:
-    first, last = points.index[0], points.index[-1]
-    late = points[points.index >= first + EARLY * (last - first)]
-    return late if len(late) > 1 else points
 
 
 def gallery(
@@ -154,9 +153,8 @@ def _points(panels: Sequence[Panel], labels: Sequence[str]) -> pd.DataFrame:
             frame = line.points.rename(columns={"mean": "y", **axes}).reset_index(names="x0")
             if line.runs == 1:
                 frame = frame.drop(columns=["low", "high"])
-            symbol = [""] * len(frame)
-            symbol[-1] = "" if line.completed and len(frame) > 1 else "circle"
-            symbol[-1] = symbol[-1] if line.completed else "cross"
+            end = "" if len(frame) > 1 else "circle"
+            symbol = [""] * (len(frame) - 1) + [end if line.completed else "cross"]
             thinner = place / max(1, len(panel.curves) - 1)  # equal lines stay visible
             frames.append(
                 frame.assign(
@@ -188,33 +186,35 @@ def _lines(
     live: bool = False,
 ) -> Spec:
     """Define the panels with the lines of these keys; a live chart answers the reader."""
-    drawn = {n: p for n, p in enumerate(panels) if any(c.key in keys for c in p.curves)}
+    drawn = [(n, p) for n, p in enumerate(panels) if any(c.key in keys for c in p.curves)]
     width, height = _SIZES[min(abreast, len(drawn), 3)]
     colors = line_colors(keys, min(abreast, len(drawn)) * width)
     views = [
         {
             "title": textwrap.wrap(panel.title, width // 7),
-            "width": width,
-            "height": height,
+            **{"width": width, "height": height},
             "transform": [{"filter": f"datum.panel == {number}"}],
-            "layer": _layers(panel, f"x{axis}", x_label, colors),
+            "layer": _layers(panel, f"x{axis}", x_label, colors, _choices(place) if live else []),
         }
-        for number, panel in drawn.items()
+        for place, (number, panel) in enumerate(drawn)
     ]
-    if live:
-        for number, view in enumerate(views):
-            _let_choose(view, number)
     labels = [key.label for key in keys]
-    return {
-        "transform": [{"filter": {"field": "line", "oneOf": labels}}],
-        "concat": views,
-        "columns": abreast,
-        "config": CONFIG,
-    }
+    shown = [{"filter": {"field": "line", "oneOf": labels}}]
+    return {"transform": shown, "concat": views, "columns": abreast, "config": CONFIG}
 
 
-def _layers(panel: Panel, x: str, x_label: str, colors: Spec) -> list[dict[str, Any]]:
-    """Define a panel's lines, bands, ends and marks."""
+def _choices(place: int) -> list[Spec]:
+    """Let a reader enlarge a panel, and choose lines by the legend."""
+    zoom = {"type": "interval", "zoom": "wheel![event.ctrlKey]"}
+    chosen = {"type": "point", "fields": ["line"], "toggle": "true"}
+    legend = [] if place else [{"name": "chosen", "select": chosen, "bind": "legend"}]
+    return [{"name": f"zoom{place}", "select": zoom, "bind": "scales"}, *legend]
+
+
+def _layers(
+    panel: Panel, x: str, x_label: str, colors: Spec, choices: Sequence[Spec]
+) -> list[dict[str, Any]]:
+    """Define a panel's lines, bands, ends and marks; with choices a reader can point at lines."""
     scale: dict[str, Any] = {"type": "log"} if panel.log else {"zero": False}
     if panel.y_range:
         scale |= {"domain": panel.y_range, "nice": False}
@@ -230,18 +230,12 @@ def _layers(panel: Panel, x: str, x_label: str, colors: Spec) -> list[dict[str, 
     base = {"x": across, "y": y("y"), "color": colors["color"], "detail": {"field": "curve"}}
     width = {"field": "width", "type": "quantitative", "scale": None, "legend": None}
     line = {**base, "strokeDash": colors["strokeDash"], "strokeWidth": width}
-    band = {**base, "y": y("low"), "y2": {"field": "high"}}
-    ends = {**base, "shape": {"field": "symbol", "scale": None, "legend": None}}
-    marks = [
-        {
-            "data": {"values": [{"mark": mark}]},
-            "mark": {"type": "rule", "strokeDash": [1, 3], "color": AXIS},
-            "encoding": {"y": y("mark")},
-        }
-        for mark in panel.marks
-    ]
-    return [
-        {"mark": {"type": "line", "clip": True}, "encoding": line},
+    faded = {"condition": {"param": "chosen", "value": 1}, "value": 0.04}
+    opacity = {"opacity": faded} if choices else {}
+    band = {**base, "y": y("low"), "y2": {"field": "high"}, **opacity}
+    ends = {**base, "shape": {"field": "symbol", "scale": None, "legend": None}, **opacity}
+    layers: list[dict[str, Any]] = [
+        {"mark": {"type": "line", "clip": True}, "encoding": {**line, **opacity}},
         {
             "transform": [{"filter": "datum.runs > 1"}],
             "mark": {"type": "area", "fillOpacity": 0.16, "clip": True},
@@ -252,36 +246,25 @@ def _layers(panel: Panel, x: str, x_label: str, colors: Spec) -> list[dict[str, 
             "mark": {"type": "point", "filled": True, "size": 45, "clip": True},
             "encoding": ends,
         },
-        *marks,
     ]
+    if panel.marks:
+        dotted = {"type": "rule", "strokeDash": [1, 3], "color": AXIS}
+        values = [{"mark": mark} for mark in panel.marks]
+        layers.append({"data": {"values": values}, "mark": dotted, "encoding": {"y": y("mark")}})
+    if choices:
+        numbers = {x: x_label, "y": panel.y_label or "value", "low": "lowest", "high": "highest"}
+        numbers["runs"] = "runs"
+        said = [{"field": name, "title": text, "format": ".4~g"} for name, text in numbers.items()]
+        invisible = {"type": "point", "filled": True, "size": 90, "opacity": 0, "clip": True}
+        pointed = {**line, "tooltip": [{"field": "line"}, *said]}
+        layers.append({"mark": invisible, "encoding": pointed})
+        layers[0]["params"] = choices
+    return layers
 
 
 def number(field: str, title: str) -> dict[str, Any]:
     """Return the encoding of a numeric column."""
     return {"field": field, "type": "quantitative", "title": title}
-
-
-def _let_choose(view: dict[str, Any], number: int) -> None:
-    """Let a reader point at a line, enlarge a panel, and choose lines by the legend."""
-    line, *others = view["layer"]
-    x, y = line["encoding"]["x"], line["encoding"]["y"]
-    numbers = {x["field"]: x["title"], "y": y["title"] or "value", "low": "lowest"}
-    numbers |= {"high": "highest", "runs": "runs"}
-    said = [{"field": name, "title": title, "format": ".4~g"} for name, title in numbers.items()]
-    points = {
-        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0, "clip": True},
-        "encoding": {**line["encoding"], "tooltip": [{"field": "line"}, *said]},
-    }
-    shown = {"condition": {"param": "chosen", "value": 1}, "value": 0.04}
-    for layer in [line, *others]:
-        if "data" not in layer:
-            layer["encoding"] = {**layer["encoding"], "opacity": shown}
-    zoom = {"type": "interval", "zoom": "wheel![event.ctrlKey]"}
-    line["params"] = [{"name": f"zoom{number}", "select": zoom, "bind": "scales"}]
-    if number == 0:
-        chosen = {"type": "point", "fields": ["line"], "toggle": "true"}
-        line["params"].append({"name": "chosen", "select": chosen, "bind": "legend"})
-    view["layer"].append(points)
 
 
 def line_colors(keys: Sequence[Key], width: float) -> Spec:

@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 import pandas as pd
 
-from fedhet.report.blocks import Block, Heading, Key, Table
+from fedhet.report.blocks import Block, Heading, Key
 from fedhet.report.charts import Curve, Panel, common_range, gallery
 from fedhet.report.data_file import AGREEMENT
 from fedhet.report.layer_data import LayerFigures
@@ -37,6 +37,7 @@ MOST_PICKED = 6  # tensors with a panel, or a column of the table, of their own
 ROUND = "round"
 LATE = f"the mean over the last {LATE_ROUNDS} rounds"
 LAST = "the mean over all pairs of clients, in the last round"
+_SPREAD = "mean ± sample standard deviation over seeds."
 _PLACES = {ON_TEST_SET: "test {}", AT_CLIENTS: "{} at the clients"}
 _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))  # the largest unit of which there are two
 _WHERE = "Client: mean over the clients, on theirs; others: on the test set."
@@ -216,18 +217,19 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
             caption += f" {len(panels) - len(drawn)} further panels are left out."
         blocks.append(gallery(drawn, caption, stem, {ROUND: "diagnostics"}, abreast(layout)))
     if steady:
-        values = {column_title(name): _last(name) for name in steady}
+        titles = {column_title(name): name for name in steady}
+
+        def last(run: Run) -> dict[str, float]:
+            points = {title: run.stored(name) for title, name in titles.items()}
+            return {title: found[-1][1] for title, found in points.items() if found}
+
         caption = "Constant over the rounds of each run; the mean over the seeds."
-        blocks.append(values_table(layout, values, caption, _plain_mean))
+        blocks.append(values_table(layout, list(titles), last, caption, _plain_mean))
     return blocks
 
 
 def _is_steady(run: Run, name: str) -> bool:
     return len({value for round, value in run.stored(name) if round > 0}) <= 1
-
-
-def _last(name: str) -> Callable[[Run], float | None]:
-    return lambda run: points[-1][1] if (points := run.stored(name)) else None
 
 
 def _plain_mean(values: Sequence[float]) -> str:
@@ -265,8 +267,7 @@ def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -
         f"Means over the last {LATE_ROUNDS} rounds of a run; mean ± sample standard deviation over "
         "the seeds. Runs without updates, or with one client per round, have no values."
     )
-    late = {column_title(name): _late(name) for name in AGREEMENT}
-    return [*blocks, values_table(measured, late, caption)]
+    return [*blocks, values_table(measured, list(map(column_title, AGREEMENT)), _late, caption)]
 
 
 def _has_agreement(run: Run) -> bool:
@@ -293,15 +294,14 @@ def _orthogonal(name: str) -> Callable[[Sequence[Cell]], list[float]]:
     return lambda cells: [0.0] if name == "update_cosine" else [1.0]
 
 
-def _late(name: str) -> Callable[[Run], float | None]:
-    """Return the mean of a column over the last rounds of a run that has values there."""
-
-    def late(run: Run) -> float | None:
-        last = max(round for round, _ in run.points("round"))
-        values = [value for round, value in run.points(name) if round > last - LATE_ROUNDS]
-        return fmean(values) if values else None
-
-    return late
+def _late(run: Run) -> dict[str, float]:
+    """Return the means over a run's last rounds of those columns that have values there."""
+    last = max(round for round, _ in run.points("round"))
+    values = {
+        column_title(name): [y for round, y in run.points(name) if round > last - LATE_ROUNDS]
+        for name in AGREEMENT
+    }
+    return {title: fmean(found) for title, found in values.items() if found}
 
 
 def _about_agreement(panels: Sequence[Panel], runs: Sequence[Run], every: int) -> str:
@@ -358,16 +358,17 @@ def _diversity(
         "The same over rounds (FedPVR, Figure 4), of some of the weights: the first, the last, "
         f"and some between. {lines_are(by_round)} Nothing is smoothed."
     )
+    tables = (
+        (f"Drift diversity, {LATE}; {_SPREAD}", lambda run: run.layers.by_tensor(run.layers.late)),
+        (
+            f"The clients' mean norm of their updates, {LATE}; {_SPREAD}",
+            lambda run: run.layers.by_tensor(run.layers.norms),
+        ),
+    )
     return [
         gallery(panels, caption, stem, {"tensor": "layers"}),
         gallery(by_round, same, stem, {ROUND: "layers_rounds"}),
-        _table(layout, picked, lambda f: f.by_tensor(f.late), f"Drift diversity, {LATE}"),
-        _table(
-            layout,
-            picked,
-            lambda f: f.by_tensor(f.norms),
-            f"The clients' mean norm of their updates, {LATE}",
-        ),
+        *(values_table(layout, picked, values, what) for what, values in tables),
     ]
 
 
@@ -413,14 +414,5 @@ def _similarity(
         blocks.append(gallery(panels, caption, stem, {"layer": "similarity"}))
     step = max(1, -(-len(names) // MOST_PICKED))
     shown = [*names[:-1:step], names[-1]]
-    return [*blocks, _table(layout, shown, LayerFigures.last_similarity, f"Linear CKA, {LAST}")]
-
-
-def _table(
-    layout: Layout,
-    names: Sequence[str],
-    values: Callable[[LayerFigures], Mapping[str, float]],
-    what: str,
-) -> Table:
-    columns = {name: lambda run, name=name: values(run.layers).get(name) for name in names}
-    return values_table(layout, columns, f"{what}; mean ± sample standard deviation over seeds.")
+    caption = f"Linear CKA, {LAST}; {_SPREAD}"
+    return [*blocks, values_table(layout, shown, lambda r: r.layers.last_similarity(), caption)]

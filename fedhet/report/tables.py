@@ -184,18 +184,16 @@ def cell_table(layout: Layout, frame: pd.DataFrame, caption: str) -> Table:
 
 def values_table(
     layout: Layout,
-    values: Mapping[str, Callable[[Run], float | None]],
+    names: Sequence[str],
+    values: Callable[[Run], Mapping[str, float]],
     caption: str,
     text: Callable[[Sequence[float]], str] = mean_text,
 ) -> Table:
-    """Return a row for each cell that has runs with a text of the runs' values, by their titles."""
-    rows = [
-        {
-            title: text([found for run in cell.runs if (found := value(run)) is not None])
-            for title, value in values.items()
-        }
-        for cell in layout.measured
-    ]
+    """Return a row for each cell that has runs, with a text of the runs' values of each name."""
+    rows = []
+    for cell in layout.measured:
+        found = [values(run) for run in cell.runs]
+        rows.append({name: text([own[name] for own in found if name in own]) for name in names})
     return cell_table(layout, pd.DataFrame(rows), caption)
 
 

@@ -18,7 +18,7 @@ def panels(monkeypatch):
 
     def gallery(panels, caption, stem, kinds, abreast=3):
         found[next(iter(kinds.values()))] = panels
-        return Chart(caption, {})
+        return Chart(caption, {}, {}, {"columns": [], "data": []})
 
     monkeypatch.setattr(figures, "gallery", gallery)
     return found
