@@ -60,11 +60,12 @@ def comparisons(layout: Layout, figure: Figure, baseline: str = "") -> list[Comp
     ``baseline`` is a row's label or method; by default it is the plain mean of models, or else
     the first row.
     """
-    measured = {
-        column: [cell for cell in layout.column(column) if estimate(figure, cell.runs)]
-        for column in layout.columns
-    }
-    return [_comparison(cells, figure, baseline) for cells in measured.values() if cells]
+    found = []
+    for column in layout.columns:
+        pairs = [(cell, estimate(figure, cell.runs)) for cell in layout.column(column)]
+        if scores := [(cell, score) for cell, score in pairs if score]:
+            found.append(_comparison(column, scores, figure, baseline))
+    return found
 
 
 def check_baseline(layouts: Sequence[Layout], baseline: str) -> None:
@@ -77,28 +78,24 @@ def check_baseline(layouts: Sequence[Layout], baseline: str) -> None:
         raise ConfigError(f"--baseline {baseline} is unknown; allowed: {allowed}")
 
 
-def _comparison(cells: Sequence[Cell], figure: Figure, baseline: str) -> Comparison:
+def _comparison(
+    column: str, scores: Sequence[tuple[Cell, Estimate]], figure: Figure, baseline: str
+) -> Comparison:
     names = [baseline.casefold()] if baseline else DEFAULT_BASELINES
-    called = (c for name in names for c in cells if name in (c.row.casefold(), c.method.casefold()))
-    chosen = next(called, cells[0]).row
-    scores = pd.DataFrame({cell.row: _by_seed(cell, figure) for cell in cells})
-    differences = scores.sub(scores[chosen], axis="index")
-    rows = []
-    for cell in cells:
-        score, paired = estimate(figure, cell.runs), differences[cell.row].dropna().tolist()
-        assert score is not None
-        scale = float(scores[[cell.row, chosen]].abs().max().max())
-        compared = paired and cell.row != chosen
-        rows.append(Ranked(cell.row, score, Estimate(paired, scale=scale) if compared else None))
+    called = [
+        pair
+        for name in names
+        for pair in scores
+        if name in (pair[0].row.casefold(), pair[0].method.casefold())
+    ]
+    chosen, base = (called or scores)[0]
+    rows = [
+        Ranked(cell.row, score, None if cell is chosen else score.minus(base))
+        for cell, score in scores
+    ]
     better = -1 if figure.larger_is_better else 1
     rows.sort(key=lambda row: (bool(row.score.bounds), better * row.score.mean))
-    return Comparison(cells[0].column, figure, chosen, rows)
-
-
-def _by_seed(cell: Cell, figure: Figure) -> pd.Series:
-    """Return a row's figure by seed; a run that has not reached the target has none."""
-    values = {run.seed: figure.of(run) for run in cell.runs}
-    return pd.Series({s: v.number for s, v in values.items() if v and v.reached}, dtype=float)
+    return Comparison(column, figure, chosen.row, rows)
 
 
 def ranked_table(found: Sequence[Comparison]) -> Table:

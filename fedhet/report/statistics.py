@@ -131,6 +131,7 @@ class Estimate:
     """
 
     numbers: Sequence[float]  # independent, one of each run that has it
+    seeds: Sequence[int | None] = ()  # of the numbers
     bounds: Sequence[float] = ()  # lower bounds, of the runs that have not reached the target
     most: float = math.inf  # numbers lie in [0, most], and so does the interval
     scale: float | None = None  # of the scores that these are differences of; None: of the numbers
@@ -177,6 +178,14 @@ class Estimate:
         everywhere = not self.interval and self.count > 1 and abs(self.mean) > self.rounding
         return self.sign != 0 or everywhere
 
+    def minus(self, other: Estimate) -> Estimate | None:
+        """Return the difference over the seeds that both have; None without any."""
+        theirs = dict(zip(other.seeds, other.numbers, strict=True))
+        pairs = zip(self.seeds, self.numbers, strict=True)
+        gaps = {seed: number - theirs[seed] for seed, number in pairs if seed in theirs}
+        scale = max(map(abs, [*self.numbers, *other.numbers]), default=0.0)
+        return Estimate(list(gaps.values()), list(gaps), scale=scale) if gaps else None
+
     def text(self, digits: int) -> str:
         """Return ``mean ± spread``, or ``> bound (k of n reached)``."""
         if self.count > 1 and not self.bounds:
@@ -196,12 +205,13 @@ class Estimate:
 
 def estimate(figure: Figure, runs: Iterable[Run]) -> Estimate | None:
     """Return the figure over the runs of a cell; None without any."""
-    values = [value for run in runs if (value := figure.of(run)) is not None]
-    numbers = [value.number for value in values if value.reached]
-    bounds = [value.number for value in values if not value.reached]
+    values = [(run.seed, value) for run in runs if (value := figure.of(run)) is not None]
+    reached = [(seed, value.number) for seed, value in values if value.reached]
+    bounds = [value.number for _, value in values if not value.reached]
     most = math.inf if figure.name not in ACCURACIES else 100.0 if figure.percent else 1.0
     counts = figure.name in TO_TARGET
-    return Estimate(numbers, bounds, most, counts=counts) if values else None
+    seeds, numbers = [seed for seed, _ in reached], [number for _, number in reached]
+    return Estimate(numbers, seeds, bounds, most, counts=counts) if values else None
 
 
 def mean_text(numbers: Sequence[float], digits: int = 3) -> str:
