@@ -16,6 +16,8 @@ from fedhet.report.colors import AXIS, GRID, INK, PAGE, PALETTE, STYLES
 COUNTED = ("round", "tensor", "layer")  # labels of x whose ticks are whole numbers
 EARLY = 0.1  # of a curve's range of x: the steep start does not decide the range of y
 _SIZES = {1: (560, 300), 2: (400, 240), 3: (262, 180)}  # a panel's size by panels in a row
+_DOTS = (300, 260)  # the size of a chart of dots, or wider
+_MARKERS = ("circle", "square", "diamond", "triangle-up")  # of dots by style
 _LETTER, _SAMPLE = 6.5, 50  # pixels of a legend's letter, and of what is beside a label
 _AXIS = {"labelColor": INK, "titleColor": INK, "titleFontWeight": "normal", "labelFontSize": 11}
 CONFIG = {
@@ -276,3 +278,36 @@ def line_colors(keys: Sequence[Key], width: float) -> Spec:
     dashes = {"domain": labels, "range": [STYLES[key.style] for key in keys]}
     base = {"field": "line", "type": "nominal", "title": None, "legend": legend}
     return {"color": {**base, "scale": hues}, "strokeDash": {**base, "scale": dashes}}
+
+
+def dots(columns: Sequence[str], keys: Sequence[Key], title: str) -> Spec:
+    """Define a dot for each line and column, with a bar from low to high, and a ring."""
+    width = max(_DOTS[0], 14 * len(columns) * (len(keys) + 1))
+    color = line_colors(keys, width)["color"]
+    labels = [key.label for key in keys]
+    axis = {"labelAngle": 0, "labelExpr": "split(datum.label, ', ')", "labelLimit": 0}
+    x = {"field": "column", "sort": list(columns), "title": None, "axis": axis}
+    aside = {"field": "line", "sort": labels}
+    shape = {"domain": labels, "range": [_MARKERS[key.style] for key in keys]}
+    markers = {"field": "line", "scale": shape, "title": None, "legend": color["legend"]}
+    color["legend"].pop("symbolType")
+    said = [{"field": "line"}, *(number(name, name) for name in ("mean", "low", "high", "paper"))]
+    y = number("mean", title) | {"scale": {"zero": False}}
+    bars = {
+        "mark": {"type": "rule", "strokeWidth": 1.6, "opacity": 0.5},
+        "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
+    }
+    means = {
+        "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
+        "encoding": {"shape": markers},
+    }
+    rings = {
+        "transform": [{"filter": "isValid(datum.paper)"}],
+        "mark": {"type": "point", "size": 90, "strokeWidth": 1.2, "opacity": 1},
+        "encoding": {"y": {**y, "field": "paper"}, "shape": markers},
+    }
+    return {
+        **{"width": width, "height": _DOTS[1], "config": CONFIG},
+        "encoding": {"x": x, "xOffset": aside, "color": color, "y": y, "tooltip": said},
+        "layer": [bars, means, rings],
+    }

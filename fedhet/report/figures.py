@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import pandas as pd
 
-from fedhet.report.blocks import Block, Heading, Key
-from fedhet.report.charts import Curve, Panel, common_range, gallery
+from fedhet.report.blocks import Block, Chart, Heading, Key
+from fedhet.report.charts import Curve, Panel, common_range, dots, gallery, rows_of
 from fedhet.report.data_file import AGREEMENT
 from fedhet.report.layer_data import LayerFigures
 from fedhet.report.layout import NO_COLUMN, Cell, Layout, only_runs
@@ -24,7 +25,7 @@ from fedhet.report.run_data import (
     evaluation_place,
     score_of,
 )
-from fedhet.report.statistics import measured_metrics
+from fedhet.report.statistics import Figure, measured_metrics
 from fedhet.report.tables import values_table
 
 # Columns that are shown elsewhere, or are not figures of a round.
@@ -181,6 +182,37 @@ def _axes(runs: Sequence[Run]) -> dict[str, tuple[str, tuple[str, float]]]:
             unit, name = next((one for one in units if most >= 2 * one[0]), units[-1])
             found[words.format(name)] = (kind, (column, unit))
     return found
+
+
+def single_round(layout: Layout) -> bool:
+    """Return whether no run has more than one round: there is no curve to draw."""
+    runs = [run for cell in layout.cells for run in (*cell.runs, *cell.others)]
+    score = score_of(runs)
+    return score is None or all(round <= 1 for run in runs for round, _ in run.points(score))
+
+
+def single_scores(
+    layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path
+) -> list[Block]:
+    """Return the columns and rows of runs of a single round as a chart of dots."""
+    rows: list[dict[str, Any]] = []
+    for cell in layout.measured:
+        measured = [found.number for run in cell.runs if (found := figure.of(run)) is not None]
+        if measured:
+            row = {"column": cell.column, "line": cell.row, "mean": fmean(measured)}
+            row |= {"low": min(measured), "high": max(measured)}
+            rows.append(row | {"paper": cell.published[0].mean if cell.published else None})
+    if not rows:
+        return []
+    shown = [keys[row] for row in layout.rows if row in {row["line"] for row in rows}]
+    columns = list(dict.fromkeys(row["column"] for row in rows))
+    words = ["Dot: mean over the seeds. Bar: from the lowest to the highest seed."]
+    if any(row["paper"] is not None for row in rows):
+        words.append("Ring beside it: the paper's number.")
+    spec = dots(columns, shown, figure.title)
+    name = f"{stem.name}_scores"
+    chart = Chart(" ".join(words), {"": spec}, {name: spec}, rows_of(pd.DataFrame(rows)))
+    return [Heading(3, f"{figure.title[0].upper()}{figure.title[1:]}"), chart]
 
 
 def _columns(names: Sequence[str]) -> list[Quantity]:

@@ -24,7 +24,6 @@ from fedhet.report.provenance import distrusted, provenance, warnings
 from fedhet.report.published_tables import paper_layout, read_paper
 from fedhet.report.ranks import ranks_section
 from fedhet.report.run_data import Run, evaluation_place, score_of
-from fedhet.report.score_chart import scores, single_round
 from fedhet.report.statistics import Figure, measured_metrics
 from fedhet.report.tables import (
     accuracies_table,
@@ -88,7 +87,7 @@ def _compared(figure: Figure) -> Figure:
 
 def _ranked_by(section: Section) -> Figure:
     """Return the figure whose ranks the page has: of accuracies over rounds the late mean."""
-    if section.figure.name == "accuracy" and not single_round(section.layout):
+    if section.figure.name == "accuracy" and not figures.single_round(section.layout):
         return replace(section.figure, name="late_accuracy")
     return _compared(section.figure)
 
@@ -251,9 +250,9 @@ def _section(
 
 def _scores(section: Section, keys: Mapping[str, Key], score: str, stem: Path) -> list[Block]:
     layout, last_round = section.layout, section.figure.last_round
-    single = single_round(layout)
+    single = figures.single_round(layout)
     if single:
-        blocks = scores(layout, keys, section.figure, stem)
+        blocks = figures.single_scores(layout, keys, section.figure, stem)
     else:
         blocks = figures.scores(layout, keys, last_round, section.targets, stem, score)
     if score == "loss" or not layout.measured:

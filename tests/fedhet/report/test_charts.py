@@ -7,8 +7,8 @@ import pytest
 
 from fedhet.report.charts import Curve, Panel, common_range, gallery
 from fedhet.report.colors import PALETTE, keys_of
+from fedhet.report.figures import single_scores
 from fedhet.report.layout import Cell, Layout, Published
-from fedhet.report.score_chart import scores
 from fedhet.report.statistics import Figure
 
 
@@ -83,7 +83,7 @@ def test_dots_bars_and_rings_are_where_the_numbers_are(finished_run, tmp_path):
     )
     layout = Layout(columns, cells)
     keys = keys_of(list(layout.methods.items()))
-    _, found = scores(layout, keys, Figure("accuracy", percent=True), tmp_path / "t")
+    _, found = single_scores(layout, keys, Figure("accuracy", percent=True), tmp_path / "t")
     (row,) = found.data["data"]
     assert row == ["5 clients, beta 0.1", "FedAvg", 50.0, 40.0, 60.0, 45.0]
     assert "Ring beside it: the paper's number." in found.caption
