@@ -229,9 +229,11 @@ def _cross_site(one: Measured) -> Table:
     same = [f for f in one.figures if f.models == first.models and metric in f.matrix]
     names = {site.client: site.label for site in first.sites}
     # by model: its name and client, and its figures (seeds, sites)
-    models = [("shared", None, [f.shared[metric] for f in same if metric in f.shared])]
-    for place, client in enumerate(first.models):
-        models.append((f"{names[client]}'s own", client, [f.matrix[metric][place] for f in same]))
+    own = [
+        (f"{names[client]}'s own", client, [f.matrix[metric][place] for f in same])
+        for place, client in enumerate(first.models)
+    ]
+    models = [("shared", None, [f.shared[metric] for f in same if metric in f.shared]), *own]
     rows = []
     for name, owner, by_seed in models:
         texts = [_text(values, metric) for _, values in pd.DataFrame(by_seed, dtype=float).items()]

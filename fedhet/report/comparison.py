@@ -81,14 +81,11 @@ def check_baseline(layouts: Sequence[Layout], baseline: str) -> None:
 def _comparison(
     column: str, scores: Sequence[tuple[Cell, Estimate]], figure: Figure, baseline: str
 ) -> Comparison:
-    names = [baseline.casefold()] if baseline else DEFAULT_BASELINES
-    called = [
-        pair
-        for name in names
-        for pair in scores
-        if name in (pair[0].row.casefold(), pair[0].method.casefold())
-    ]
-    chosen, base = (called or scores)[0]
+    called = {  # the first of a name comes last, and stays
+        name.casefold(): pair for pair in scores[::-1] for name in (pair[0].method, pair[0].row)
+    }
+    wanted = [baseline.casefold()] if baseline else DEFAULT_BASELINES
+    chosen, base = next((called[name] for name in wanted if name in called), scores[0])
     rows = [
         Ranked(cell.row, score, None if cell is chosen else score.minus(base))
         for cell, score in scores

@@ -12,7 +12,7 @@ import argparse
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_SECONDS
 
     def __init__(self, page: LivePage, *arguments: Any) -> None:
-        self._answers = {
+        self._answers: dict[str, tuple[str, Callable[[], str]]] = {
             "/": (_HTML, page.html),
             "/version": (_TEXT, page.version),
             "/vega.js": (_SCRIPT, vega_script),

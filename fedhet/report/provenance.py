@@ -74,8 +74,8 @@ def warnings(data: ReportData) -> list[Block]:
     for name in [name for name in versions if versions[name].nunique() > 1]:
         found = versions.groupby(name, sort=False).groups
         parts = [f"{value} ({_named(data.runs, rows)})" for value, rows in found.items()]
-        own = "fedhet's or that of your own packages (recipes may name different ones)"
-        code = f"The code of the runs differs, {own}"
+        whose = "fedhet's or that of your own packages (recipes may name different ones)"
+        code = f"The code of the runs differs, {whose}"
         what = code if name == "code" else f"The runs used different versions of {name}"
         texts.append(f"{what}: {'; '.join(parts)}.")
     if count := sum(int(run.summary.get("failures") or 0) for run in data.runs):
