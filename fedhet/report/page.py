@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import BY_CLIENT, COMPLETED
-from fedhet.report import figures, paper_figures
+from fedhet.report import figures, paper_figures, tables
 from fedhet.report.blocks import Block, Chart, Heading, Key, Listing, Paragraph, Table, can_draw
 from fedhet.report.by_site import by_site
 from fedhet.report.colors import keys_of
@@ -25,13 +25,6 @@ from fedhet.report.published_tables import paper_layout, read_paper
 from fedhet.report.ranks import ranks_section
 from fedhet.report.run_data import Run, evaluation_place, score_of
 from fedhet.report.statistics import Figure, measured_metrics
-from fedhet.report.tables import (
-    accuracies_table,
-    main_table,
-    metrics_tables,
-    settings_table,
-    target_tables,
-)
 
 NO_CHARTS = "No charts: vl-convert-python is missing. pip install -e '.[plots]' brings it."
 MOST_NAMED = 6  # runs that the verdict names if none is completed
@@ -229,7 +222,7 @@ def _section(
     layout = section.layout
     blocks: list[Block] = [Heading(2, section.title), *section.said]
     if section.published or len(layout.columns) > 1 or not compared:
-        blocks += [Heading(3, "All settings"), main_table(layout, section.figure)]
+        blocks += [Heading(3, "All settings"), tables.main_table(layout, section.figure)]
     if compared:
         blocks += [Heading(3, "Ranking"), ranked_table(compared)]
         blocks += ranks_section(comparisons(layout, _ranked_by(section), data.baseline), stem)
@@ -239,7 +232,7 @@ def _section(
     if layout.measured:
         if names := measured_metrics(section.runs):
             blocks += [Heading(3, "Metrics"), *figures.metrics(layout, keys, names, stem)]
-            blocks += metrics_tables(layout, names, section.figure.last_round)
+            blocks += tables.metrics_tables(layout, names, section.figure.last_round)
         blocks += by_site(layout)
         blocks += figures.agreement(layout, keys, data.every, stem)
         blocks += figures.layers(layout, keys, stem)
@@ -264,11 +257,11 @@ def _scores(section: Section, keys: Mapping[str, Key], score: str, stem: Path) -
             "has not reached it in R rounds."
         )
         blocks += [Heading(3, "Rounds and bytes to a target"), Paragraph(text)]
-        blocks += target_tables(layout, section.targets, last_round)
+        blocks += tables.target_tables(layout, section.targets, last_round)
     return [
         *blocks,
         Heading(3, "Final, best and late accuracy"),
-        accuracies_table(layout, section.figure),
+        tables.accuracies_table(layout, section.figure),
     ]
 
 
@@ -281,6 +274,6 @@ def _settings(section: Section) -> list[Block]:
         if values and shown != "None":
             rows.append((key.removesuffix("._target_"), shown))
     caption = "All settings are in each run's config.yaml."
-    differing = settings_table(section.layout)
+    differing = tables.settings_table(section.layout)
     table = Table(pd.DataFrame(rows, columns=["setting", "value"]), caption, words=2)
     return [Heading(3, "Settings"), table, *([differing] if differing else [])]
