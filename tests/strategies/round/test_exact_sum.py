@@ -179,6 +179,15 @@ def test_the_most_summands_with_the_largest_low_parts_do_not_overflow(sign, size
     assert total.over(1.0)["w"].item() == sign * size * 2.0**18
 
 
+@pytest.mark.parametrize("unit", [FINE, COARSE])
+def test_numbers_of_every_size_are_added(unit):
+    """One size at a time: in a block with larger ones all are split into two numbers."""
+    for exponent in range(-20, 40):
+        value = torch.tensor([1.125, -1.5], dtype=torch.float32) * 2.0**exponent
+        total = total_of([({"w": value}, 1.0), ({"w": value}, 2.0)], unit)
+        assert torch.equal(total.over(3.0)["w"], value), exponent
+
+
 def test_the_bound_of_one_client_is_that_of_weight_one():
     assert largest_summand(0.5) == largest_summand(1.0) == 2.0**46
     assert largest_summand(60_000.0 * 1000) == pytest.approx(2.0**46 / 6e7)
