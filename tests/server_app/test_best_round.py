@@ -17,6 +17,7 @@ from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.stopping import EarlyStopping
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.tasks.metrics import Predictions
+from tests.refused import refused
 
 
 def rows(*values, metric="accuracy"):
@@ -169,14 +170,14 @@ def test_without_test_examples_at_the_server_a_run_cannot_go_by_what_it_measures
     check_measured(recipe, rule, classes, at_server=True)
     if not key:
         return check_measured(recipe, rule, classes, at_server=False)
-    with pytest.raises(ConfigError, match=rf"{key} goes by .* it has no test examples"):
+    with refused(key):
         check_measured(recipe, rule, classes, at_server=False)
 
 
 @pytest.mark.parametrize("best", ["received_loss", "true"])
 def test_the_model_before_a_round_is_not_taken_for_the_one_after_it(best):
     words = (f"checkpoint.best={best}", "early_stopping.metric=received_loss")
-    with pytest.raises(ConfigError, match=r"^checkpoint\.best=.*received_loss.*client_loss$"):
+    with refused("checkpoint.best=", "received_loss", "client_loss"):
         compose_overrides(words)
 
 

@@ -187,10 +187,10 @@ def test_a_site_whose_examples_have_no_such_number_trains_like_the_others(tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("nothing", "NoneType"), ("several", r"Tensor of the shape \(4, 2\)"), ("text", "str")],
+    [("nothing", "NoneType"), ("several", "(4, 2)"), ("text", "str")],
 )
 def test_what_is_no_number_is_refused(name, what):
-    with pytest.raises(ConfigError, match=f"metrics:{name} must return one number, .* a {what}"):
+    with refused(f"metrics:{name}", what):
         measured(
             f"mine.metrics:{name}",
             Predictions("classification", ("a", "b")),
@@ -261,7 +261,7 @@ def test_a_function_that_cannot_be_is_refused_before_the_run(word, message):
 @pytest.mark.slow
 def test_the_name_of_what_a_method_measures_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(FedProxClient, "measures", frozenset({"sure"}))
-    with pytest.raises(ConfigError, match="rows of strategy=fedprox have sure already"):
+    with refused("strategy=fedprox", "sure"):
         run_recipe(tmp_path, *TINY, SURE, "strategy=fedprox")
 
 

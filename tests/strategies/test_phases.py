@@ -133,5 +133,5 @@ def test_a_phase_without_tensors_or_without_a_step_is_refused(phases):
     with refused("fc3.*"):
         fit(Classifier(), options_with(Phase(TensorSelector("fc3.*"))))
     options = LocalTrainingConfig(batch_size=32, epochs=3 if phases else 1, phases=phases)
-    with pytest.raises(ValueError, match=r"17 examples are too few .*lower that, or raise"):
+    with refused("17", kind=ValueError):
         fit(Classifier(), options, optimizer=per_fedavg())

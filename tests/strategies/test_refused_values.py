@@ -1,6 +1,5 @@
 """A value that is not allowed is refused by the name of its key."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from fedhet.strategies.modes.private.local_privacy import Local
 from fedhet.strategies.pfnm import PFNM
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression
+from tests.refused import refused
 from tests.strategies.labelled import Biasless, Classifier
 from tests.strategies.sides import check_side, client_side, per_fedavg
 
@@ -79,22 +79,22 @@ def test_every_parameter_refuses_what_its_kind_does_not_allow_by_its_key(kind):
             if value is None and allowed != field.allowed:
                 continue
             key = field.key or f"{kind.section}.{field.name}"
-            with pytest.raises(ConfigError, match=rf"^{re.escape(key)}="):
+            with refused(f"{key}="):
                 made(kind, **{field.name: value})
 
 
 def test_an_unknown_parameter_or_a_section_of_another_class_is_refused_by_its_key():
-    with pytest.raises(ConfigError, match=r"strategy\.fedpvr\.layer: did you mean layers"):
+    with refused("strategy.fedpvr.layer", "layers"):
         FedPVR(layer="all")
-    with pytest.raises(ConfigError, match=r"strategy\.soft_labels\.histry: did you mean history"):
+    with refused("strategy.soft_labels.histry", "history"):
         FedDW(soft_labels={"histry": "all"})
-    with pytest.raises(ConfigError, match=r"strategy\.feddw\.soft_labels="):
+    with refused("strategy.feddw.soft_labels="):
         FedDW(soft_labels=None)
 
 
 @pytest.mark.parametrize("spec", ["last:0", "last:x", "first:"])
 def test_a_malformed_selector_names_its_key(spec):
-    with pytest.raises(ConfigError, match=rf"local\.x='{spec}'"):
+    with refused(f"local.x='{spec}'"):
         TensorSelector(spec, "local.x")
 
 
@@ -135,5 +135,5 @@ def test_a_side_takes_what_it_fits():
 
 @pytest.mark.parametrize("method", [DENSE, Ensemble, PFNM])
 def test_a_method_whose_server_runs_the_model_needs_it(method):
-    with pytest.raises(ConfigError, match="server_model"):
+    with refused("server_model"):
         method()

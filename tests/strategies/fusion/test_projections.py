@@ -12,6 +12,7 @@ from fedhet.strategies.fusion import input_statistics as statistics
 from fedhet.strategies.fusion.maecho_iterates import Inputs
 from fedhet.strategies.fusion.projections import ProjectionClient, Projections
 from tests.federation import TensorBatches
+from tests.refused import refused
 from tests.strategies.sides import check_side, client_side, server_side
 
 SUMMARY = LocalSummary(num_examples=1, num_steps=1, lr_sum=0.1)
@@ -206,14 +207,14 @@ def test_what_cannot_be_projected_is_refused_before_round_1(side, why):
     check_side(client_side(Projections, rank=2, sketch_above=20), Small(), SGD())
     with pytest.raises(ConfigError, match=why):
         check_side(side, Small(), SGD())
-    with pytest.raises(ConfigError, match=r"0\.weight has 2 groups"):
+    with refused("0.weight"):
         check_side(client_side(Projections), nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), SGD())
     reflecting = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
-    with pytest.raises(ConfigError, match="padding_mode='reflect'"):
+    with refused("padding_mode='reflect'"):
         check_side(client_side(Projections), nn.Sequential(reflecting), SGD())
     half = nn.Sequential(nn.Linear(4, 4))
     half[0].bias.requires_grad_(False)
-    with pytest.raises(ConfigError, match=r"0\.bias is not trained"):
+    with refused("0.bias"):
         client_side(Projections).check(half, SGD(), ["0.weight"])
 
 
@@ -246,7 +247,7 @@ def test_projections_with_too_many_columns_or_wrong_eigenvalues_and_class_counts
         server.check(replied(projection))
     wrong = replied(good)
     wrong.payloads["class_counts"]["counts"] += 1
-    with pytest.raises(RefusedReplyError, match="class counts sum to 5, and it has 3"):
+    with refused("5", "3", kind=RefusedReplyError):
         server.check(wrong)
 
 

@@ -27,6 +27,7 @@ from fedhet.strategies.modes.secure.shares import (
 from fedhet.strategies.modes.secure.spoilers import Search
 from fedhet.strategies.modes.secure.workflow import LEAST
 from fedhet.strategies.round.registration import FederationConfig
+from tests.refused import refused
 from tests.strategies.labelled import assert_same, blobs, train
 from tests.strategies.modes.secure.test_secure_aggregation import VECTORS, answered, losing
 from tests.strategies.sides import built
@@ -284,7 +285,7 @@ def test_clients_that_send_noise_are_found_over_the_rounds_and_left_out(bad, siz
 def test_without_enough_others_or_without_a_search_such_rounds_end_the_run():
     for size, secure in ((3, SECURE), (5, SecAggPlus(max_examples=50, find_spoilers=False))):
         strategy = built(FedAvg, local_lr=0.1, secure_aggregation=secure)
-        with pytest.raises(RuntimeError, match=r"max_failed_rounds=3.*no sum of clients' vectors"):
+        with refused("max_failed_rounds=3", kind=RuntimeError):
             train(strategy, 9, data=blobs(size), tamper=noise(1))
         assert not strategy.state.spoilers.get("found")
 
