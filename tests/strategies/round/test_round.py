@@ -158,6 +158,16 @@ def test_a_run_has_diverged_if_most_of_its_clients_have(lost, error):
         run(built(FedAvg, federation=federation), rounds=1, tamper=tamper)
 
 
+def test_the_state_has_the_output_where_it_is_not_the_model():
+    """A round that fails after a resume evaluates it again."""
+    strategy = built(FedDyn)
+    params, _ = run(strategy)
+    resumed = built(FedDyn)
+    zeros = {name: torch.zeros_like(value) for name, value in params.items()}
+    resumed.server_step.init(zeros, strategy.server_step.state_dict())
+    assert torch.equal(resumed.server_step.output_model["head.weight"], params["head.weight"])
+
+
 def test_a_client_keeps_the_states_of_the_last_two_checkpoints():
     """They are of rounds 2 and 4: a resumed run may begin after either."""
     versions = ClientVersions()

@@ -93,6 +93,12 @@ def test_the_mean_of_clipped_parts_stands_for_every_client_and_moves_the_norm(cl
     assert side.norm.value == pytest.approx(2.5 * math.exp(-0.5 * (0.75 - 0.9)))
 
 
+def test_the_sum_of_few_replies_is_divided_by_the_number_that_was_expected():
+    """Two of four: else one client would move the model twice as far as the noise is for."""
+    found = released(server(noise_multiplier=0.0), [reply(0, 1.0), reply(1, 2.0)])
+    assert UniformMean()({}, found)["w"].tolist() == [3.0 / 4]
+
+
 @pytest.mark.parametrize("bit", [-1e9, 1e9, 1.01, -0.01])
 def test_a_bit_that_is_none_costs_its_client_the_round(bit):
     """It would move C by exp(bit)."""

@@ -11,10 +11,21 @@ from itertools import count
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.client.mod.secure_aggregation.secaggplus_mod import SecAggPlusState
+from flwr.common.secure_aggregation.secaggplus_constants import (
+    RECORD_KEY_CONFIGS,
+    RECORD_KEY_STATE,
+    Key,
+    Stage,
+)
+from flwr.supercore.primitives.asymmetric import (
+    generate_key_pairs,
+    private_key_to_bytes,
+    public_key_to_bytes,
+)
 
+from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
 from fedhet.strategies.modes.secure.shares import (
@@ -23,6 +34,7 @@ from fedhet.strategies.modes.secure.shares import (
     SEEDS,
     SHARE_HASHES,
     UNREADABLE,
+    reveal_seeds,
 )
 from fedhet.strategies.modes.secure.spoilers import Search
 from fedhet.strategies.modes.secure.workflow import LEAST
@@ -244,6 +256,23 @@ def test_a_second_attacker_that_hides_its_seeds_costs_the_round_and_no_more(chan
     assert len(report.failures) == 5
     (named,) = (failure for failure in report.failures if failure.startswith("client 4: "))
     assert "'pairwise seeds' cannot be read" in named
+
+
+def test_a_client_tells_the_seeds_of_few_masks_and_once_a_round():
+    """Of five with threshold 3 it tells two: two other clients still hide its numbers."""
+    pairs = [generate_key_pairs() for _ in range(5)]
+    state = SecAggPlusState(threshold=3, sk1=private_key_to_bytes(pairs[0][0]))
+    state.public_keys_dict = {
+        n: (public_key_to_bytes(own),) * 2 for n, (_, own) in enumerate(pairs)
+    }
+    records = RecordDict({RECORD_KEY_STATE: ConfigRecord(state.to_dict())})
+    context = Context(run_id=1, node_id=1, node_config={}, state=records, run_config={})
+    two, three = (ConfigRecord({Key.DEAD_NODE_ID_LIST: [*range(1, n)]}) for n in (3, 4))
+    with refused("3 others", kind=RefusedReplyError):
+        reveal_seeds(three, context)
+    assert len(set(reveal_seeds(two, context)[SEEDS])) == 2
+    with refused("2 others", kind=RefusedReplyError):
+        reveal_seeds(two, context)
 
 
 def noise(*clients: int):
