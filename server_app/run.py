@@ -40,7 +40,7 @@ from fedhet.server_app.checkpoint import Origin
 from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
 from fedhet.server_app.listeners import End, Finished, Listener, Start
-from fedhet.server_app.listeners.best_model import BestModel, best_model_rule, check_measured
+from fedhet.server_app.listeners.best_model import BestModel, best_model_rule
 from fedhet.server_app.listeners.calibration import CalibratedSets
 from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.confusion import Confusion
@@ -95,9 +95,6 @@ class Run:
             self.arrays, self._done = record_of_copy(checkpoint.params), checkpoint.state.round
         rule = EarlyStopping(**plain_part(recipe, "early_stopping"))
         best = best_model_rule(recipe, rule)
-        tested = self.parts.evaluation.test_data is not None
-        at_server = tested or recipe.evaluation.model == "clients"
-        check_measured(recipe, best, self.parts.task.predictions, at_server=at_server)
         self.results = ResultsFolder(folder, self._done)
         stopping = Stopping(recipe.target_accuracy, rule, self.results.rows)
         # a run that is resumed may lack no more than its end

@@ -76,7 +76,6 @@ class InnerProduct(Attack):
     """Sends the hostile clients' mean update with its sign turned."""
 
     option = "inner_product"
-    colludes = True
 
     factor: Positive = 0.5
     """e, of its length"""
@@ -95,7 +94,6 @@ class ALIE(Attack):
     """
 
     option = "alie"
-    colludes = True
 
     z: NotNegative | None = None
     """standard deviations; null: what the number of clients hides"""
