@@ -172,7 +172,7 @@ class PolicySide(ClientSide):
         return enough and matches(name, self.rules.metrics)
 
     def _count(self, data: ClientData, class_name: str) -> int:
-        """Return how many examples a number is of; 0 if nobody counts those of its class."""
+        """Return how many examples a number describes; 0 if its class is not counted."""
         if not class_name or self.rules.min_examples == 1:
             return len(data)
         try:

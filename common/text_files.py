@@ -56,7 +56,7 @@ class Dialect:
             codecs.lookup(self.encoding or "utf-8")
         except LookupError:
             raise ConfigError(
-                f"{self.key('encoding')}={self.encoding} is no encoding of text: set it to utf-8, "
+                f"{self.key('encoding')}={self.encoding} is not a text encoding: set it to utf-8, "
                 "latin-1, cp1252 or another that Python has"
             ) from None
 

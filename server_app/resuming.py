@@ -82,7 +82,7 @@ def _check_not_done(done: int, last: Path, recipe: DictConfig, folder: Path) -> 
     completed = is_completed(folder) and (not rows or fits_rows(read_summary(folder), rows))
     if done > recipe.rounds or (done == recipe.rounds and completed):
         raise ConfigError(
-            f"rounds={recipe.rounds} are done already: {last} is of round {done}; set rounds "
+            f"rounds={recipe.rounds} are done already: {last} has round {done}; set rounds "
             "higher to continue"
         )
     rows, rule = [row for row in rows if row["round"] <= done], plain_part(recipe, "early_stopping")

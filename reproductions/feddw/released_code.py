@@ -2,7 +2,7 @@
 
     python -m fedhet.reproductions.feddw.released_code CLONE --method FedDW --seed 0 --out released
 
-The clone is of github.com/liuvvvvv1/FedDW. Its ``main.py`` sets no seed, loads images in worker
+Clone github.com/liuvvvvv1/FedDW. Its ``main.py`` sets no seed, loads images in worker
 processes, downloads the data and opens a window in each round. Here the seed is set, images are
 loaded in this process (with the bits that torchvision gives without workers), and each round is
 written to a file. Everything else is as released, the random crops and flips of test images

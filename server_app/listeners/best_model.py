@@ -139,7 +139,7 @@ class BestModel(Listener):
         save_tensors(self._next, finished.output, label, metadata)
 
     def on_end(self, end: End) -> None:
-        """Say which round the file is of."""
+        """Say which round the file comes from."""
         if file := self.summary():
             end.about["best_model"] = file
 
