@@ -8,7 +8,6 @@ from torch import nn
 
 import fedhet
 from fedhet.common.configured import MISSING, Configured, Field, fields, section_of
-from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import choices_of
 from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.tensor_selection import TensorSelector
@@ -104,24 +103,22 @@ MOMENTUM = {"layers": "all", "option": "II-momentum"}
 
 
 @pytest.mark.parametrize(
-    ("side", "model", "optimizer", "message"),
+    ("side", "model", "optimizer", "named"),
     [
         # option II reads the gradient off plain steps
-        (client_side(SCAFFOLD), SMALL, HEAVY, r"scaffold\.option=II .*local\.optimizer=sgd"),
-        (client_side(FedPVR, layers="all"), SMALL, Adam(), r"fedpvr\.option=II .*=sgd"),
-        (client_side(FedPVR, **MOMENTUM), SMALL, Adam(), r"option=II-momentum .*=sgd"),
-        (client_side(FedNova), SMALL, Adam(), r"local\.optimizer=sgd"),
-        (client_side(ClientMomentum), SMALL, HEAVY, r"local\.momentum=0"),
-        (client_side(ClientMomentum), SMALL, Adam(), r"local\.momentum=0"),
-        (client_side(FedDW), Classifier(), SGD(), r"task\.head_bias=false"),
+        (client_side(SCAFFOLD), SMALL, HEAVY, "scaffold.option=II local.optimizer=sgd"),
+        (client_side(FedPVR, layers="all"), SMALL, Adam(), "fedpvr.option=II =sgd"),
+        (client_side(FedPVR, **MOMENTUM), SMALL, Adam(), "option=II-momentum =sgd"),
+        (client_side(FedNova), SMALL, Adam(), "local.optimizer=sgd"),
+        (client_side(ClientMomentum), SMALL, HEAVY, "local.momentum=0"),
+        (client_side(ClientMomentum), SMALL, Adam(), "local.momentum=0"),
+        (client_side(FedDW), Classifier(), SGD(), "task.head_bias=false"),
         (client_side(FedDW), NO_HEAD, SGD(), "NoneType"),
         (client_side(FedDW), nn.ModuleDict({"head": nn.Sequential()}), SGD(), "Sequential"),
     ],
 )
-def test_a_side_refuses_the_model_or_the_steps_that_it_does_not_fit(
-    side, model, optimizer, message
-):
-    with pytest.raises(ConfigError, match=message):
+def test_a_side_refuses_the_model_or_the_steps_that_it_does_not_fit(side, model, optimizer, named):
+    with refused(*named.split()):
         check_side(side, model, optimizer)
 
 

@@ -9,7 +9,6 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
-from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, compose_overrides, plain_part
 from fedhet.server_app.assembly import check_parts
 from fedhet.strategies.attacks.attack import hostile_clients
@@ -75,7 +74,7 @@ def test_examples_are_changed():
     assert labels.tolist() == [2, 2, 1, 0, 0]
     assert (flipped.class_counts(), len(flipped)) == ([2, 1, 2], 5)
     attack = Backdoor(target=1, share=0.4, size=2, **WHO)
-    with pytest.raises(ConfigError, match="white square"):
+    with refused("attack=backdoor"):
         attack.check_method((), num_classes=10)
     attack.white = torch.tensor([7.0])
     attack.check_method((), num_classes=2)
@@ -122,20 +121,20 @@ def test_hostile_clients_are_named_or_drawn():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "named"),
     [
-        (["attack=sign_flip"], r"attack.allow=false: set attack.allow=true if you mean it"),
+        (["attack=sign_flip"], "attack.allow=false attack.allow=true"),
         (
             ["attack=sign_flip", "attack.allow=true", "runtime=deployment"],
-            "is for simulations, and runtime=deployment",
+            "runtime=deployment",
         ),
-        (["attack=alie", "attack.allow=true", "attack.clients=[1]"], "name two or more"),
+        (["attack=alie", "attack.allow=true", "attack.clients=[1]"], "attack.clients"),
         (["attack=backdoor", "attack.allow=true", "attack.share=1.5"], "attack.share=1.5"),
-        (["attack=gaussian", "attack.allow=true", "attack.clients=[10]"], "ids from 0 to 9"),
+        (["attack=gaussian", "attack.allow=true", "attack.clients=[10]"], "attack.clients 9"),
     ],
 )
-def test_a_wrong_attack_is_refused_before_anything_starts(words, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_wrong_attack_is_refused_before_anything_starts(words, named):
+    with refused(*named.split()):
         check_parts(compose(overrides(*words)))
 
 

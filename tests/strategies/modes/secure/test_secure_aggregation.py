@@ -14,7 +14,6 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
-from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Reads, RefusedReplyError, Reply, ServerSide
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.feddw import FedDW
@@ -293,20 +292,20 @@ class Watcher:
 
 
 @pytest.mark.parametrize(
-    ("slots", "why"),
+    ("slots", "named"),
     [
-        ({"observers": [Watcher(Reads.REPLIES)]}, "watcher Watcher reads single replies"),
-        ({"client_metrics": ClientMetrics(asked=True)}, r"evaluation\.clients"),
-        ({"client_metrics": ClientMetrics(per_client=True)}, r"evaluation\.per_client=true"),
-        ({"system": Constant()}, r"system and strategy/secure_aggregation"),
+        ({"observers": [Watcher(Reads.REPLIES)]}, "watcher Watcher"),
+        ({"client_metrics": ClientMetrics(asked=True)}, "evaluation.clients"),
+        ({"client_metrics": ClientMetrics(per_client=True)}, "evaluation.per_client=true"),
+        ({"system": Constant()}, "system strategy/secure_aggregation"),
         (
             {"server_sides": {"reader": Reader()}},
-            r"server_sides\.reader Reader reads single replies",
+            "server_sides.reader Reader",
         ),
     ],
 )
-def test_parts_that_read_single_replies_are_refused_and_why(slots, why):
-    with pytest.raises(ConfigError, match=why):
+def test_parts_that_read_single_replies_are_refused_and_why(slots, named):
+    with refused(*named.split()):
         built(**slots, secure_aggregation=SECURE)
     reads_sums = {"server_sides": {"keeper": ServerSide()}, "observers": [Watcher(Reads.SUM)]}
     built(**reads_sums, secure_aggregation=SECURE)
