@@ -36,7 +36,7 @@ from fedhet.conf import (
     resume_fingerprint,
     versions,
 )
-from fedhet.server_app.checkpoint import Origin
+from fedhet.server_app.checkpoint import RunOrigin
 from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
 from fedhet.server_app.listeners import End, Finished, Listener, Start
@@ -88,7 +88,7 @@ class Run:
         self.strategy = self.parts.strategy
         hashes = {split: str(about["sha256"]) for split, about in self.parts.data.items()}
         made_by = {"code": fingerprint(recipe)["code"], **versions()}
-        origin = Origin(resume_fingerprint(recipe), hashes, made_by)
+        origin = RunOrigin(resume_fingerprint(recipe), hashes, made_by)
         self.arrays, self._done = record_of_copy(self.parts.initial), None
         if last is not None:
             checkpoint = restore(last, recipe, folder, self.parts, origin)
@@ -102,7 +102,7 @@ class Run:
         self.listeners = self._listeners(Loggers(loggers, self.results), stopping, best, origin)
 
     def _listeners(
-        self, loggers: Loggers, stopping: Stopping, best: EarlyStopping | None, origin: Origin
+        self, loggers: Loggers, stopping: Stopping, best: EarlyStopping | None, origin: RunOrigin
     ) -> list[Listener]:
         recipe, parts, strategy, results = self.recipe, self.parts, self.strategy, self.results
         config = config_yaml(recipe, parts.task.classifier_tensors)

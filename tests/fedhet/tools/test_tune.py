@@ -11,7 +11,16 @@ from fedhet.conf import compose, fingerprint
 from fedhet.sweep.resume import FolderTaken
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 from fedhet.tools import tune as module
-from fedhet.tools.tune import CHOICES, Candidate, Search, cell_name, chosen, expanded, main, tune
+from fedhet.tools.tune import (
+    CHOICES,
+    Candidate,
+    TuningSearch,
+    cell_name,
+    chosen,
+    expanded,
+    main,
+    tune,
+)
 from tests.processes import Fork, finish
 from tests.recipes import TINY
 from tests.refused import refused
@@ -77,7 +86,7 @@ def launched(monkeypatch, tmp_path):
 
 
 def tune_in(folder, cell=("task=digits",), grid=GRID, rounds=2, points=None):
-    tune(list(cell), "0", points or expanded(grid), Search(grid, rounds, folder))
+    tune(list(cell), "0", points or expanded(grid), TuningSearch(grid, rounds, folder))
 
 
 def completed(run, *words):

@@ -36,7 +36,7 @@ from fedhet.strategies.modes.secure.shares import (
     UNREADABLE,
     reveal_seeds,
 )
-from fedhet.strategies.modes.secure.spoilers import Search
+from fedhet.strategies.modes.secure.spoilers import SpoilerSearch
 from fedhet.strategies.modes.secure.workflow import LEAST
 from fedhet.strategies.round.registration import FederationConfig
 from tests.refused import refused
@@ -302,7 +302,7 @@ def test_clients_that_send_noise_are_found_over_the_rounds_and_left_out(bad, siz
     )
     with caplog.at_level(logging.WARNING, "flwr"):
         _, reports = train(strategy, 12, data=blobs(size), tamper=noise(*bad))
-    search = Search.of(strategy.state.spoilers)
+    search = SpoilerSearch.of(strategy.state.spoilers)
     assert (search.suspects, sorted(search.found)) == ((), list(bad))
     assert [len(report.clients) for report in reports[-2:]] == [size - len(bad)] * 2
     assert [list(report.absent) for report in reports[-2:]] == [list(bad)] * 2
@@ -326,7 +326,7 @@ def test_the_search_never_leaves_an_innocent_client_out(size, how_many):
     rng = np.random.default_rng(0)
     for _ in range(200):
         bad = set(rng.choice(size, how_many, replace=False).tolist())
-        search, steps = Search(), 0
+        search, steps = SpoilerSearch(), 0
         while steps < 40:
             out = search.left_out(size, LEAST)
             inside = [client for client in range(size) if client not in out]
