@@ -1,4 +1,4 @@
-"""CPU time that the checks of what comes in and of what is stored add to a round.
+"""CPU time that the checks of incoming and stored data add to a round.
 
     FEDHET_DATA=... python -m benchmarks checks [--rounds 20] [--repeats 3]
 

@@ -78,7 +78,7 @@ class Measured:
         model_bytes: of its tensors.
         seconds: of each exchange and aggregation, from the second round on.
         round_seconds: from the end of a round to that of the next, with all that is done between:
-            evaluation at the server, checkpoint, results. Of the floor the same as ``seconds``.
+            evaluation at the server, checkpoint, results; the floor's are its ``seconds``.
         received: bytes a round that the SuperLink got, from nodes and ServerApp.
         sent: bytes a round that it gave out.
         peak_mb: peak resident memory by kind of process, of the largest one.

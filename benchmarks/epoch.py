@@ -38,7 +38,7 @@ from fedhet.tasks import build_task, keep_freed_memory, make_repeatable, pick_de
 CLIENTS, SEED, EPOCHS_OF_A_ROUND = 10, 0, 5
 
 
-class Client:
+class TimedClient:
     """A client of a recipe's method, from round to round.
 
     Args:
@@ -98,7 +98,7 @@ class Client:
         return taken
 
 
-class PlainLoop(Client):
+class PlainLoop(TimedClient):
     """SGD on FedAvg's client in PyTorch's own words, without augmentation."""
 
     def epoch(self) -> float:
@@ -152,12 +152,12 @@ def main() -> None:
     common = [f"task={options.task}", f"task.train_size={CLIENTS * options.examples}"]
     common += [f"clients={CLIENTS}", "partition=iid", "runtime=local", "local.epochs=1"]
 
-    def client(method: str) -> Client:
+    def client(method: str) -> TimedClient:
         if method == "plain":
             return PlainLoop(compose({"overrides": json.dumps([*common, *options.words])}))
         strategy, *own = method.split()
         words = [*common, *options.words, f"strategy={strategy}", *own]
-        return Client(compose({"overrides": json.dumps(words)}))
+        return TimedClient(compose({"overrides": json.dumps(words)}))
 
     base, clients = client("fedavg"), {method: client(method) for method in options.methods}
     for one in (base, *clients.values()):

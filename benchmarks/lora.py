@@ -41,7 +41,7 @@ WORDS = (
 )
 
 
-class Block(nn.Module):
+class AttentionBlock(nn.Module):
     """Attention and an MLP on tokens (B, T, d)."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -69,7 +69,7 @@ class RowsTransformer(nn.Module):
         super().__init__()
         self.embed = nn.Linear(size, width)
         self.place = nn.Parameter(torch.randn(size, width))
-        self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(AttentionBlock(width, 4) for _ in range(blocks)))
         self.classes = nn.Linear(width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:

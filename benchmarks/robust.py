@@ -33,7 +33,7 @@ Words = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Table:
+class TableOfRuns:
     """The words of a table's runs; every row is run with every column.
 
     Attributes:
@@ -91,8 +91,8 @@ _ROBUST = ("median", "multi_krum", "geometric_median", "centered_clipping")
 _FIRST = ("weighted_mean", "its own", *_ROBUST)  # rows that are run before the others
 
 TABLES = {
-    "digits": Table(_DIGITS, _attacks(1.5), _aggregators(2, 1)),
-    "mnist": Table(
+    "digits": TableOfRuns(_DIGITS, _attacks(1.5), _aggregators(2, 1)),
+    "mnist": TableOfRuns(
         (
             *(*_SHORT, "task=mnist", "task.model=mlp", "task.train_size=12000"),
             *("partition=dirichlet", "partition.alpha=0.3", "clients=20", "participation=1.0"),
@@ -101,7 +101,7 @@ TABLES = {
         _attacks(None),
         _aggregators(4, 4),
     ),
-    "payloads": Table(
+    "payloads": TableOfRuns(
         _DIGITS,
         {key: w for n in _LIES for key, w in ((f"{n}, honest", _HONEST[n]), (n, _LIES[n]))},
         {"its own": ()} | {name: _aggregators(2, 1)[name] for name in _ROBUST},
@@ -110,7 +110,7 @@ TABLES = {
 }
 
 
-def cells(table: Table) -> Iterator[tuple[str, str, Words]]:
+def cells(table: TableOfRuns) -> Iterator[tuple[str, str, Words]]:
     """Yield column, row and words, the rows of a column together."""
     for column, words in table.columns.items():
         for row, keys in table.rows.items():

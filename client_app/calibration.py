@@ -17,7 +17,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.wire.records import CONFIG, to_record
 from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
 from fedhet.tasks.conformal.scores import probabilities_of
-from fedhet.tasks.conformal.sketch import Client
+from fedhet.tasks.conformal.sketch import HeldOutClient
 
 _SPLIT = 0xCA  # makes draws here independent of other draws
 
@@ -34,7 +34,7 @@ def calibrate_reply(client: FederatedClient, message: Message) -> Message:
     config: dict[str, Any] = dict(message.content.config_records[CONFIG])
     logits, labels = client.logits(arrays_of(client, message), config)
     random = np.random.default_rng([client.shared.seed, client.client_id, _SPLIT])
-    own = Client.split(logits, labels, config["temperature-share"], random)
+    own = HeldOutClient.split(logits, labels, config["temperature-share"], random)
     if "temperature" not in config:
         answer: dict[str, Tensor] = {LOG_LOSSES: torch.from_numpy(own.log_losses())}
     else:

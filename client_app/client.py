@@ -315,7 +315,7 @@ class FederatedClient(NumPyClient):
     def _weighted_as_held(self, by_class: Tensor) -> float | None:
         """Return the mean over classes, weighted as held here; None if no such class was tested.
 
-        Examples with several labels each are of no class.
+        An example with several labels belongs to no class.
         """
         if by_class.isnan().all():
             return None

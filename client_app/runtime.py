@@ -36,6 +36,7 @@ from fedhet.strategies.components.local_training_config import local_training_co
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.modes.secure.reply_vector import Layout
 from fedhet.strategies.round.registration import FROZEN_MODEL
+from fedhet.strategies.slots import SumAggregator
 from fedhet.strategies.wire.compression import Compression
 from fedhet.strategies.wire.records import CONFIG, record_in
 from fedhet.tasks import (
@@ -112,7 +113,9 @@ class ClientRuntime:
         self.secure_aggregation = parts.secure_aggregation
         # the server has refused aggregators without a weighting
         aggregator = parts.aggregator or WeightedMean()
-        self.weighting: Weighting = getattr(aggregator, "weighting", "examples")
+        self.weighting: Weighting = "examples"
+        if isinstance(aggregator, SumAggregator):
+            self.weighting = aggregator.weighting
         self.attack: Attack | None = build_part(recipe, "attack", tensors)
         if self.attack is not None:
             self.attack.white = black_and_white(self.task, self.device)[1]

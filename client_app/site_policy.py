@@ -47,7 +47,7 @@ class PolicyError(ConfigError):
     """A site's policy forbids what a message asks for; the message names the site and the rule."""
 
 
-class Task(Protocol):
+class NamedClasses(Protocol):
     """A task, as far as it is asked here."""
 
     @property
@@ -55,7 +55,7 @@ class Task(Protocol):
         """The classes in the order of their labels."""
 
 
-class Examples(Protocol):
+class SiteExamples(Protocol):
     """A client, as far as it is asked here."""
 
     data: ClientData
@@ -99,11 +99,11 @@ class SitePolicy:
         name = f"{self.rules.site} ({client})" if self.rules.site else client
         return PolicyError(f"the policy of {name} forbids {what}")
 
-    def side(self, data: ClientData, held_out: ClientData | None, task: Task) -> PolicySide:
+    def side(self, data: ClientData, held_out: ClientData | None, task: NamedClasses) -> PolicySide:
         """Return the last side of the site's client, which looks through what it sends."""
         return PolicySide(self, data, held_out, task)
 
-    def evaluated(self, reply: Message, client: Examples, task: Task) -> Message:
+    def evaluated(self, reply: Message, client: SiteExamples, task: NamedClasses) -> Message:
         """Return the reply to an evaluation without the numbers that stay here."""
         side = self.side(client.data, client.held_out, task)
         found = record_in(reply.content, METRICS, MetricRecord) or MetricRecord()
@@ -148,7 +148,7 @@ class PolicySide(ClientSide):
         policy: SitePolicy,
         data: ClientData,
         held_out: ClientData | None,
-        task: Task,
+        task: NamedClasses,
     ) -> None:
         self.policy, self.rules = policy, policy.rules
         self.data, self.evaluated_on = data, data if held_out is None else held_out
@@ -172,7 +172,7 @@ class PolicySide(ClientSide):
         return enough and matches(name, self.rules.metrics)
 
     def _count(self, data: ClientData, class_name: str) -> int:
-        """Return how many examples a number is of; 0 if nobody counts those of its class."""
+        """Return how many examples a number describes; 0 if its class is not counted."""
         if not class_name or self.rules.min_examples == 1:
             return len(data)
         try:

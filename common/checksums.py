@@ -86,9 +86,6 @@ def _read_header(path: Path, content: mmap) -> tuple[dict[str, str], dict[str, A
     header = json.loads(content[8:start])
     metadata = header.pop("__metadata__", None) or {}
     label = dict(json.loads(metadata.get("fedhet", "{}")))
-    end = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if end != len(content):
-        raise DamagedFileError(f"{path} is damaged: it has {len(content)} bytes instead of {end}")
     if "sha256" in metadata or "format" in label:
         place = content.find(_KEY, 0, start) + len(_KEY)
         with memoryview(content) as view, view[:place] as head, view[place + 64 :] as rest:

@@ -245,7 +245,7 @@ def said_once(failures: Iterable[str]) -> list[str]:
 
 
 def _named(clients: Sequence[str]) -> str:
-    if not clients[0]:  # a failure that is of no client
+    if not clients[0]:  # a failure without a client
         return ""
     if len(clients) == 1:
         return f"client {clients[0]}: "

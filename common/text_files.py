@@ -56,7 +56,7 @@ class Dialect:
             codecs.lookup(self.encoding or "utf-8")
         except LookupError:
             raise ConfigError(
-                f"{self.key('encoding')}={self.encoding} is no encoding of text: set it to utf-8, "
+                f"{self.key('encoding')}={self.encoding} is not a text encoding: set it to utf-8, "
                 "latin-1, cp1252 or another that Python has"
             ) from None
 
@@ -73,14 +73,14 @@ def require_file(path: Path, key: str) -> None:
         raise SetupError(f"{path} is not a file, but a folder, a pipe or a device{_change(key)}")
 
 
-def read_text(path: Path, key: str, dialect: Dialect | None = None) -> str:
+def read_text(path: Path, key: str) -> str:
     """Return the text of a file that the recipe's ``key`` names.
 
     Raises:
         SetupError: if it is no file.
-        DamagedFileError: if it is no text, or of another encoding than the dialect says.
+        DamagedFileError: if it is no text in UTF-8.
     """
-    dialect = dialect or Dialect()
+    dialect = Dialect()
     require_file(path, key)
     encoding = _encoding(path, key, dialect)
     try:
@@ -100,9 +100,7 @@ def read_json(path: Path, key: str) -> Any:
         raise DamagedFileError(f"{_named(path, key)} cannot be read as JSON: {why}") from None
 
 
-def read_csv(
-    path: Path, key: str, dialect: Dialect | None = None, rows: int | None = None
-) -> DataFrame:
+def read_csv(path: Path, key: str, dialect: Dialect | None = None) -> DataFrame:
     """Return the fields of a CSV file as text; an empty one is missing.
 
     Its header must name each column once: pandas itself would call columns "a.1" and "Unnamed: 0",
@@ -112,7 +110,6 @@ def read_csv(
         path: the file.
         key: the recipe's key that names it.
         dialect: how it is written.
-        rows: read so many first rows; None: all.
     """
     import pandas
 
@@ -125,7 +122,7 @@ def read_csv(
         header = pandas.read_csv(path, header=None, nrows=1, keep_default_na=False, **how)
         names = header.iloc[0].tolist()
         _check_header(names, dialect)
-        table = pandas.read_csv(path, nrows=rows, **how)
+        table = pandas.read_csv(path, **how)
         if not isinstance(table.index, pandas.RangeIndex):
             raise ValueError(f"its rows have more fields than its header, which has {len(names)}")
     except UnicodeError as error:

@@ -31,7 +31,7 @@ LOCAL_OPTIMIZERS = "local/optimizers"  # conf/local/default.yaml has them all
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-class Key(TypedDict):
+class CatalogueKey(TypedDict):
     """A key of a method or an option."""
 
     default: Any  # as a recipe has it
@@ -40,15 +40,15 @@ class Key(TypedDict):
     schema: dict[str, Any]  # JSON schema
 
 
-class Entry(TypedDict):
+class CatalogueEntry(TypedDict):
     """What a recipe takes from the class of an option."""
 
     summary: str
     node: dict[str, Any]  # of a method: from the recipe's root
-    keys: dict[str, Key]  # by name
+    keys: dict[str, CatalogueKey]  # by name
 
 
-class MethodEntry(Entry):
+class MethodEntry(CatalogueEntry):
     """What a recipe takes from a method's class.
 
     ``groups`` are the options that it chooses of other groups; ``requires`` are keys and the only
@@ -74,7 +74,7 @@ def methods() -> Mapping[str, MethodEntry]:
     return found
 
 
-def options() -> Mapping[str, Mapping[str, Entry]]:
+def options() -> Mapping[str, Mapping[str, CatalogueEntry]]:
     """Return the options that classes define, by group and name."""
     return {group: found for group, found in _catalogue().items() if group != METHODS}
 
@@ -150,7 +150,7 @@ def method_entry(kind: type[Any]) -> MethodEntry:
     }
 
 
-def option_entries(kind: type[Option]) -> Iterator[tuple[str, Entry]]:
+def option_entries(kind: type[Option]) -> Iterator[tuple[str, CatalogueEntry]]:
     """Yield the options that a class defines, by name; a base of other classes has none."""
     own = vars(kind)
     variants = own.get("variants") or ({kind.option: {}} if "option" in own else {})
@@ -175,7 +175,9 @@ def _node(kind: type[Configured], changed: Mapping[str, Any]) -> dict[str, Any]:
     return node
 
 
-def _option_keys(kind: type[Configured], changed: Mapping[str, Any]) -> Iterator[tuple[str, Key]]:
+def _option_keys(
+    kind: type[Configured], changed: Mapping[str, Any]
+) -> Iterator[tuple[str, CatalogueKey]]:
     meanings = _meanings(kind)
     for field, value in _values(kind, changed):
         if isinstance(value, Configured):
@@ -195,7 +197,7 @@ def _is_configured(annotation: Any) -> bool:
     return is_class or any(map(_is_configured, get_args(annotation)))
 
 
-def _key(field: Field, value: Any, meanings: Mapping[str, str]) -> Key:
+def _key(field: Field, value: Any, meanings: Mapping[str, str]) -> CatalogueKey:
     return {
         "default": _in_recipe(field, value),
         "allowed": short_words(in_words(field.annotation)),
@@ -216,13 +218,15 @@ def _sections(kind: type[Configured]) -> Iterator[tuple[str, Configured]]:
             yield field.name, field.default
 
 
-def _method_keys(kind: type[Configured]) -> Iterator[tuple[str, Key]]:
+def _method_keys(kind: type[Configured]) -> Iterator[tuple[str, CatalogueKey]]:
     yield from _own_keys(kind, None)
     for _, section in _sections(kind):
         yield from _own_keys(type(section), section)
 
 
-def _own_keys(kind: type[Configured], values: Configured | None) -> Iterator[tuple[str, Key]]:
+def _own_keys(
+    kind: type[Configured], values: Configured | None
+) -> Iterator[tuple[str, CatalogueKey]]:
     """Yield the keys below a class's own node; ``values`` has other defaults than the class."""
     meanings = _meanings(kind)
     for field in fields(kind).values():

@@ -31,7 +31,7 @@ from fedhet.conf.mistakes import (
 )
 from fedhet.conf.relations import check_relations
 from fedhet.conf.schema import Recipe
-from fedhet.conf.schema.lookup import Key, fields_of, keys_below, locate, variants_of
+from fedhet.conf.schema.lookup import FoundKey, fields_of, keys_below, locate, variants_of
 
 _UNRESOLVED = ("optimizers", "paper", "choice")  # of classes, or read by one command alone
 _OF_STRATEGY = ("personal", "phases", "allow_stacked_corrections")  # the rest is built
@@ -161,16 +161,16 @@ def _without_defaults(error: ValidationError, values: Mapping[str, Any]) -> dict
     return {"task": f"{line}which it takes the keys that it does not set"}
 
 
-def _tag_key(key: Key) -> Key:
+def _tag_key(key: FoundKey) -> FoundKey:
     """Return the key that tells the variants of a group apart."""
     assert key.field is not None
     name = "inputs" if key.path == ("task",) else "name"
     model = next(iter(variants_of(key.field).values()), None)
     field = fields_of(model).get(name) if model else None
-    return Key((*key.path, name), field, model) if field else key
+    return FoundKey((*key.path, name), field, model) if field else key
 
 
-def _line(kind: str, key: Key, values: Mapping[str, Any]) -> str:
+def _line(kind: str, key: FoundKey, values: Mapping[str, Any]) -> str:
     value = value_at(values, key.path)
     if value == "???":  # Hydra's mark of a value that a user has to give
         return f"{key.name} is not set: it must be {key.allowed}"
@@ -198,7 +198,7 @@ def _line(kind: str, key: Key, values: Mapping[str, Any]) -> str:
     return f"{key.name}={shown(value)} is not allowed: it must be {allowed}{hint}"
 
 
-def _hint(key: Key, value: Any, allowed: str) -> str:
+def _hint(key: FoundKey, value: Any, allowed: str) -> str:
     """Return how a value of the wrong type is probably meant."""
     if _is_switch(value, allowed):
         return f" (write {key.name}={_SWITCHES[value.lower()]})"
@@ -214,7 +214,7 @@ def _hint(key: Key, value: Any, allowed: str) -> str:
     return _as_reference(key, value, allowed)
 
 
-def _as_reference(key: Key, value: Any, allowed: str) -> str:
+def _as_reference(key: FoundKey, value: Any, allowed: str) -> str:
     """Return how a class or a function is named that was named by a file, or with dots alone."""
     if not (isinstance(value, str) and allowed.endswith("package.module:function")):
         return ""
@@ -233,7 +233,7 @@ def _is_switch(value: Any, allowed: str) -> bool:
     return isinstance(value, str) and value.lower() in _SWITCHES and "true or false" in allowed
 
 
-def _choices(key: Key) -> list[str]:
+def _choices(key: FoundKey) -> list[str]:
     group = fields_of(Recipe).get(key.path[0])
     if len(key.path) == 2 and key.path[1] in ("name", "inputs") and group is not None:
         return sorted(variants_of(group))

@@ -156,7 +156,7 @@ def _with_summed(metrics: Sequence[str]) -> list[str]:
 
 
 def _measured(evaluation: Mapping[str, Any], sent: Sequence[str]) -> list[str]:
-    """Return the names of metrics.jsonl that a run's evaluations have; ``sent`` are of clients."""
+    """Return the names of metrics.jsonl that a run's evaluations have; clients send ``sent``."""
     of_clients = evaluation["model"] == "clients"
     here = _with_summed([row_name(word) for word in evaluation["metrics"]])
     names = list(sent) if of_clients else here

@@ -18,7 +18,7 @@ from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.common.kinds import short_words
 from fedhet.common.nested import leaves
 from fedhet.conf import compose_overrides
-from fedhet.conf.catalogue import METHODS, Entry, method_of, options
+from fedhet.conf.catalogue import METHODS, CatalogueEntry, method_of, options
 from fedhet.conf.mistakes import groups, method_lines, options_of, value_at
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of
@@ -107,13 +107,15 @@ def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
         yield from _own_rows(method_of(path), values)
 
 
-def _own_rows(entry: Entry, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def _own_rows(
+    entry: CatalogueEntry, values: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str, str]]:
     """Yield the rows of a method's or an option's own keys."""
     for name, key in entry["keys"].items():
         yield name, shown(value_at(values, name.split("."))), key["allowed"], key["meaning"]
 
 
-def _option(group: str, node: Any) -> Entry | None:
+def _option(group: str, node: Any) -> CatalogueEntry | None:
     """Return the option of a group that builds a node's classes."""
     known = options().get(group, {}).values()
     return next((one for one in known if _classes(one["node"]) == _classes(node)), None)

@@ -24,7 +24,7 @@ _BY_CLIENT = ("committed", "personal", "durable")  # JSON has no whole numbers a
 
 
 @dataclass(frozen=True)
-class Origin:
+class RunOrigin:
     """What a run's checkpoints belong to."""
 
     recipe: str  # its hash

@@ -87,9 +87,9 @@ def bounded(
 
     A site counts at most as many rows as all others together. In each numeric column its mean and
     its deviation count at most 5 usual deviations from the sites' medians, where the usual one is
-    the median of the sites' deviations, or how far their means lie apart. Of the categories that
-    no other site has it may bring 10, or three times as many as the median site. Usual sites have
-    the statistics of the pooled rows. Of two sites none is usual, so they stay as they are.
+    the median of the sites' deviations, or how far their means lie apart. A site may
+    bring 10 categories that no other site has, or three times as many as the median site. Usual
+    sites have the statistics of the pooled rows. Two sites stay as they are: neither is usual.
     """
     if len(found) < _LEAST:
         return dict(found)

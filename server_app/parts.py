@@ -24,6 +24,7 @@ from fedhet.server_app.assembly import (
 )
 from fedhet.server_app.evaluation import ServerEvaluation
 from fedhet.server_app.initial_model import fixed_metadata, load_initial_model
+from fedhet.server_app.listeners.best_model import check_measured
 from fedhet.server_app.listeners.diagnostics import Recorder, observers_of
 from fedhet.server_app.reused_training import check_reused_training
 from fedhet.server_app.root_set import root_set_of
@@ -97,6 +98,8 @@ def parts_of(
     server_model = server_model_of(task, model)
     test = task.test_data(device, channels_last=channels_last)
     root, test_data = root_set_of(recipe, task, model, test)
+    at_server = test_data is not None or recipe.evaluation.model == "clients"
+    check_measured(recipe, task.predictions, at_server=at_server)
     recorders = observers_of(recipe, folder, server_model, test_data)
     snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
     strategy = build_strategy(

@@ -22,7 +22,7 @@ from fedhet.common.results import (
     read_summary,
 )
 from fedhet.conf import FOLDER_KEYS, LONGER, NOTES, SITE_KEYS, plain_part, resolved
-from fedhet.server_app.checkpoint import Checkpoint, Origin, load_checkpoint
+from fedhet.server_app.checkpoint import Checkpoint, RunOrigin, load_checkpoint
 from fedhet.server_app.initial_model import KEY as INITIAL
 from fedhet.server_app.listeners.stopping import EarlyStopping, why_ended
 from fedhet.server_app.parts import RunParts
@@ -32,7 +32,7 @@ _MAY_CHANGE = (*LONGER, *SITE_KEYS, *NOTES)
 
 
 def restore(
-    last: Path, recipe: DictConfig, folder: Path, parts: RunParts, origin: Origin
+    last: Path, recipe: DictConfig, folder: Path, parts: RunParts, origin: RunOrigin
 ) -> Checkpoint:
     """Restore the strategy from the checkpoint ``last`` of a run, and return it.
 
@@ -82,7 +82,7 @@ def _check_not_done(done: int, last: Path, recipe: DictConfig, folder: Path) -> 
     completed = is_completed(folder) and (not rows or fits_rows(read_summary(folder), rows))
     if done > recipe.rounds or (done == recipe.rounds and completed):
         raise ConfigError(
-            f"rounds={recipe.rounds} are done already: {last} is of round {done}; set rounds "
+            f"rounds={recipe.rounds} are done already: {last} has round {done}; set rounds "
             "higher to continue"
         )
     rows, rule = [row for row in rows if row["round"] <= done], plain_part(recipe, "early_stopping")
@@ -95,7 +95,7 @@ def _check_not_done(done: int, last: Path, recipe: DictConfig, folder: Path) -> 
 
 
 def _check_data(
-    checkpoint: Checkpoint, last: Path, folder: Path, parts: RunParts, origin: Origin
+    checkpoint: Checkpoint, last: Path, folder: Path, parts: RunParts, origin: RunOrigin
 ) -> None:
     before = checkpoint.data
     if "columns" in before.keys() - origin.data.keys():

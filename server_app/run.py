@@ -36,11 +36,11 @@ from fedhet.conf import (
     resume_fingerprint,
     versions,
 )
-from fedhet.server_app.checkpoint import Origin
+from fedhet.server_app.checkpoint import RunOrigin
 from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
 from fedhet.server_app.listeners import End, Finished, Listener, Start
-from fedhet.server_app.listeners.best_model import BestModel, best_model_rule, check_measured
+from fedhet.server_app.listeners.best_model import BestModel, best_model_rule
 from fedhet.server_app.listeners.calibration import CalibratedSets
 from fedhet.server_app.listeners.checkpoints import Checkpoints
 from fedhet.server_app.listeners.confusion import Confusion
@@ -88,16 +88,13 @@ class Run:
         self.strategy = self.parts.strategy
         hashes = {split: str(about["sha256"]) for split, about in self.parts.data.items()}
         made_by = {"code": fingerprint(recipe)["code"], **versions()}
-        origin = Origin(resume_fingerprint(recipe), hashes, made_by)
+        origin = RunOrigin(resume_fingerprint(recipe), hashes, made_by)
         self.arrays, self._done = record_of_copy(self.parts.initial), None
         if last is not None:
             checkpoint = restore(last, recipe, folder, self.parts, origin)
             self.arrays, self._done = record_of_copy(checkpoint.params), checkpoint.state.round
         rule = EarlyStopping(**plain_part(recipe, "early_stopping"))
         best = best_model_rule(recipe, rule)
-        tested = self.parts.evaluation.test_data is not None
-        at_server = tested or recipe.evaluation.model == "clients"
-        check_measured(recipe, best, self.parts.task.predictions, at_server=at_server)
         self.results = ResultsFolder(folder, self._done)
         stopping = Stopping(recipe.target_accuracy, rule, self.results.rows)
         # a run that is resumed may lack no more than its end
@@ -105,7 +102,7 @@ class Run:
         self.listeners = self._listeners(Loggers(loggers, self.results), stopping, best, origin)
 
     def _listeners(
-        self, loggers: Loggers, stopping: Stopping, best: EarlyStopping | None, origin: Origin
+        self, loggers: Loggers, stopping: Stopping, best: EarlyStopping | None, origin: RunOrigin
     ) -> list[Listener]:
         recipe, parts, strategy, results = self.recipe, self.parts, self.strategy, self.results
         config = config_yaml(recipe, parts.task.classifier_tensors)

@@ -253,7 +253,7 @@ class Step:
 class LocalOptimizer:
     """Takes local steps; started afresh every round."""
 
-    # of the ``stateful`` tensors; None where a step is no sum of gradients (Adam)
+    # of the ``stateful`` tensors; None if a step is not a sum of gradients (Adam)
     momentum: float | None
 
     @property
@@ -337,7 +337,7 @@ class ClientSide:
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
         """Return the reply to send instead, such as clipped and with noise; called last.
 
-        ``received`` are the server's payloads, ``seed`` is of the run, the round and the client.
+        ``received`` are the server's payloads, ``seed`` belongs to run, round and client.
         """
         return reply
 

@@ -60,7 +60,7 @@ def _shapes(classes: int, width: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-class Calibration:
+class ClassifierCalibration:
     """Trains the classifier again, on drawn features."""
 
     def __init__(self, method: CCVR) -> None:
@@ -134,5 +134,5 @@ class CCVR(Method):
         return Parts(
             client_sides={"ccvr": FeatureSums(MOMENTS, "CCVR trains again", class_moments)},
             server_sides={"ccvr": sums},
-            output=FittedClassifier(sums, Calibration(self)),
+            output=FittedClassifier(sums, ClassifierCalibration(self)),
         )

@@ -52,7 +52,7 @@ class FedAvgM(_OtherStep):
     """momentum of the mean update"""
 
 
-class _Adaptive(_OtherStep):
+class _AdaptiveStep(_OtherStep):
     """What FedAdagrad, FedAdam and FedYogi share.
 
     The mean update is divided by its running size, so a ``server_lr`` of 1 diverges.
@@ -65,7 +65,7 @@ class _Adaptive(_OtherStep):
     """adaptivity: added to the root of the second moment"""
 
 
-class FedAdagrad(_Adaptive):
+class FedAdagrad(_AdaptiveStep):
     """FedAdagrad (Reddi et al. 2021): Adagrad at the server, for sparse or very uneven gradients.
     The paper tunes server.lr and tau per task.
     """
@@ -76,7 +76,7 @@ class FedAdagrad(_Adaptive):
     """decay of the first moment"""
 
 
-class FedAdam(_Adaptive):
+class FedAdam(_AdaptiveStep):
     """FedAdam (Reddi et al. 2021): Adam at the server, where FedAvg's steps are too small or swing.
     The paper tunes server.lr and tau per task.
     """
@@ -87,7 +87,7 @@ class FedAdam(_Adaptive):
     """decay of the second moment"""
 
 
-class FedYogi(_Adaptive):
+class FedYogi(_AdaptiveStep):
     """FedYogi (Reddi et al. 2021): Yogi at the server: Adam with a second moment that grows slowly.
     The paper tunes server.lr and tau per task.
     """

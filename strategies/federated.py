@@ -35,7 +35,7 @@ from fedhet.strategies.modes.live_clients import LiveClients
 from fedhet.strategies.modes.private.clipping import require_no_buffers
 from fedhet.strategies.modes.secure.aggregation import SecureReplies
 from fedhet.strategies.modes.secure.reply_vector import Layout
-from fedhet.strategies.modes.secure.spoilers import Search, searched
+from fedhet.strategies.modes.secure.spoilers import SpoilerSearch, searched
 from fedhet.strategies.modes.secure.workflow import LEAST
 from fedhet.strategies.modes.simulated_clients import SimulatedClients
 from fedhet.strategies.modes.systems import SystemClients
@@ -406,10 +406,10 @@ class FederatedStrategy(Strategy):
         return self.secure_aggregation is not None and self.secure_aggregation.find_spoilers
 
     @property
-    def _search(self) -> Search:
-        return Search.of(self.state.spoilers)
+    def _search(self) -> SpoilerSearch:
+        return SpoilerSearch.of(self.state.spoilers)
 
-    def _hold_back(self, search: Search) -> None:
+    def _hold_back(self, search: SpoilerSearch) -> None:
         """Let the next round do without clients that spoil secure sums, or may."""
         self.state.spoilers = dict(vars(search))
         held = search.left_out(self.num_clients, self._least_clients)

@@ -14,8 +14,8 @@ s, m_i start at zero, norms are over all tensors, and 1e-7 is added to them. s t
 numbers), m_i up (d); m_i and h_i stay at the client. rho = 0 is FedSpeed at rho = 0, and mu = 0
 leaves only the perturbation. ``server.lr`` must be 1.
 
-This is the released code (FL-Simulator; mu .1, rho .1). In the paper the server's mean is of m_i
-and of the last e of each client.
+This is the released code (FL-Simulator; mu .1, rho .1). In the paper the server averages m_i
+and the last e of each client.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class FisherClient(ClientSide):
 
 
 class FisherServer(ServerSide):
-    """Refuses what is no Fisher information."""
+    """Refuses negative Fisher information."""
 
     needs = frozenset({FISHER})
 

@@ -345,7 +345,7 @@ def _numbers(what: str, given: Any) -> Tensor:
         ) from None
     if values.ndim == 0 or values.dtype.kind not in "biufc":
         raise ConfigError(
-            f"the {what} are of the type {type(given).__name__} with elements of the type "
+            f"the {what} have the type {type(given).__name__} with elements of the type "
             f"{values.dtype}: they must be numbers in an array or list of n examples (labels of C "
             "classes: 0 to C - 1)"
         )

@@ -55,7 +55,7 @@ def load(
         client_column: the column of the hospitals.
         data_folder: with partition=site, a hospital's folder with its own heart_disease.csv; the
             rows are then returned without their hospital.
-        hospitals: train on the rows of these alone; None: of all. The test rows are of all.
+        hospitals: train on the rows of these alone; None: of all. Test rows come from all.
         normalise: hospital: an input less its mean, over its standard deviation, of the training
             rows of each row's hospital; pooled: of all training rows.
 

@@ -88,7 +88,7 @@ def weighted(loss: Loss, weights: Tensor) -> Loss:
 
 
 def balanced(counts: Sequence[int]) -> Tensor:
-    """Return the weights n / (C n_c) of scikit-learn's "balanced"; C is of the classes present."""
+    """Return the weights n / (C n_c) of scikit-learn's "balanced"; C counts present classes."""
     found = torch.tensor(counts, dtype=torch.float64)
     present = found > 0
     weights = found.sum() / (present.sum() * found.clamp_min(1))

@@ -169,7 +169,7 @@ class MetricSet:
             value = values[_SOURCES.get(name, name)].double()
             present = in_labels if name in (*_BY_SUPPORT, "balanced_accuracy") else occurs
             if name in ("auroc", "specificity"):
-                present = present & (support < support.sum())  # some examples are of other classes
+                present = present & (support < support.sum())  # some examples have other classes
             if value.ndim == 0:
                 found[name] = float(value)
             elif name == "accuracy":

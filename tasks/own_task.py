@@ -353,7 +353,7 @@ class OwnTask(Measured, Partitioned):
 
     @property
     def owners(self) -> Clients:
-        """Whose each training example is; None where that is unknown."""
+        """The client of each training example; None if unknown."""
         return None if self.by_client else self._clients[0]
 
     @property
@@ -461,7 +461,7 @@ class OwnTask(Measured, Partitioned):
 
     @cached_property
     def _clients(self) -> tuple[Clients, Clients]:
-        """Whose each training example is, and each test example; None where that is unknown."""
+        """The client of each training example, and of each test example; None if unknown."""
         return self._parts_of_all[1]
 
     @cached_property

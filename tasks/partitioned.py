@@ -29,7 +29,7 @@ class Partitioned(ABC):
     @property
     @abstractmethod
     def owners(self) -> NDArray[np.str_] | None:
-        """Whose each training example is; None where that is unknown."""
+        """The client of each training example; None if unknown."""
 
     @property
     @abstractmethod

@@ -209,7 +209,7 @@ def described_inputs(table: DataFrame, inputs: Sequence[Mapping[str, Any]]) -> N
 def _in_float32(
     inputs: NDArray[Any], table: DataFrame, names: Sequence[str]
 ) -> NDArray[np.float32]:
-    """Return inputs (n, d) in float32; reject a number that has none. ``names`` are of columns."""
+    """Return inputs (n, d) in float32; reject a number that has none. ``names``: the columns."""
     with np.errstate(over="ignore", invalid="ignore"):
         found = np.asarray(inputs, dtype=np.float32)
     if not np.isfinite(found).all():
@@ -345,7 +345,7 @@ def _and_more(wrong: int) -> str:
 
 
 def _floats(table: DataFrame, name: str, decimal: str | None = None) -> NDArray[np.float64]:
-    """Return a column's numbers (n,), NaN where a value is missing or none."""
+    """Return a column's numbers (n,), NaN where a value is missing or not a number."""
     from pandas import to_numeric
     from pandas.api.types import is_bool_dtype, is_string_dtype
 

@@ -101,25 +101,25 @@ class Tables:
         return files
 
 
-def read_table(path: Path, dialect: Dialect, rows: int | None = None) -> DataFrame:
+def read_table(path: Path, dialect: Dialect) -> DataFrame:
     """Return a table: from CSV its texts, from Parquet its own types.
 
-    Errors name a row by its place in the file, from 1. ``rows``: so many first rows are needed.
+    Errors name a row by its place in the file, from 1.
     """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path} must end in {' or '.join(SUFFIXES)}")
     require_file(path, "task.path or task.data_options.public")
     stat = path.stat()
-    return _read(path, dialect, rows, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return _read(path, dialect, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
 
 
 @lru_cache(maxsize=2)  # to infer the columns and to read the rows; not to be edited
-def _read(path: Path, dialect: Dialect, rows: int | None, stamp: tuple[int, ...]) -> DataFrame:
+def _read(path: Path, dialect: Dialect, stamp: tuple[int, ...]) -> DataFrame:
     import pandas
 
     try:
         if path.suffix == ".csv":
-            table = read_csv(path, "task.path", dialect, rows)
+            table = read_csv(path, "task.path", dialect)
         else:
             table = pandas.read_parquet(path, dtype_backend="numpy_nullable")
     except ConfigError:

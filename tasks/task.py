@@ -251,7 +251,7 @@ class Task(Measured, Partitioned):
 
     @property
     def owners(self) -> NDArray[np.str_] | None:
-        """Whose each example of ``train_split`` is; None where that is unknown."""
+        """The client of each example of ``train_split``; None if unknown."""
         return self.train_split.clients
 
     @property

@@ -267,6 +267,7 @@ def test_from_the_one_before_the_run_ends_with_the_same_bits(runs, cut, caplog):
     assert again["parameters_sha256"] == runs.summary["parameters_sha256"]
     assert "is used in its place" in caplog.text
     assert (again["rounds"], again["accuracy"]) == (3, runs.summary["accuracy"])
+    assert len(checkpoints(cut / "checkpoints")) == 2  # the first is deleted
 
 
 @pytest.mark.parametrize("swap", ["other run", "earlier round", "model", "client state"])

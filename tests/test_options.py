@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from fedhet.common.configured import Configured, fields
 from fedhet.common.errors import ConfigError
 from fedhet.conf import build_part, catalogue, compose_overrides
+from tests.refused import refused
 
 # words | key | values that pass | values that do not; the key's node is built
 TABLE = """
@@ -70,7 +71,7 @@ def test_a_class_checks_its_keys(word, key, good, bad):
 def test_an_option_builds_its_class_with_the_recipes_values(group, name):
     words = words_of(group, name)
     if name == "trace":
-        with pytest.raises(ConfigError, match=r"system\.path"):
+        with refused("system.path"):
             built(words, group, name)
         return
     found = built(words, group, name)
@@ -87,13 +88,13 @@ def test_an_option_builds_its_class_with_the_recipes_values(group, name):
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        (["+schedule.flor=1"], r"schedule\.flor"),
-        (["schedule._target_=no.such.Class"], r"schedule\._target_"),
+        (["+schedule.flor=1"], "schedule.flor"),
+        (["schedule._target_=no.such.Class"], "schedule._target_"),
         (["schedule={_target_:fractions.Fraction,denominater:3}"], "schedule"),
-        (["strategy/aggregator=krum", "+strategy.aggregator.foo=1"], r"strategy\.aggregator\.foo"),
+        (["strategy/aggregator=krum", "+strategy.aggregator.foo=1"], "strategy.aggregator.foo"),
     ],
 )
 def test_a_class_that_cannot_be_built_is_refused_by_its_key(words, key):
     group = "schedule" if "schedule" in words[0] else "strategy/aggregator"
-    with pytest.raises(ConfigError, match=key):
+    with refused(key):
         built(words, group, "")

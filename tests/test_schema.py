@@ -18,7 +18,7 @@ from fedhet.common.kinds import Section, choices_of
 from fedhet.conf import compose_overrides
 from fedhet.conf.check import checked
 from fedhet.conf.schema import Recipe
-from fedhet.conf.schema.lookup import Key, fields_of, keys_below, variants_of
+from fedhet.conf.schema.lookup import FoundKey, fields_of, keys_below, variants_of
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.tasks.losses import KINDS, LOSSES
 from fedhet.tasks.models import ALL, ON_TEXT
@@ -135,7 +135,7 @@ def mistake(context: str, key: str, value: str) -> str | None:
     return None
 
 
-def all_keys() -> Iterator[Key]:
+def all_keys() -> Iterator[FoundKey]:
     for name, field in fields_of(Recipe).items():
         for tag in variants_of(field) or [""]:
             yield from keys_below(Recipe, (), {name: tag})

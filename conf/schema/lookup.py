@@ -17,7 +17,7 @@ _HIDDEN = ("run_log",)  # fedhet's own
 
 
 @dataclass(frozen=True)
-class Key:
+class FoundKey:
     """A key of the recipe and its field; None: the schema has no such key."""
 
     path: tuple[str, ...]
@@ -62,7 +62,7 @@ def fields_of(model: type[Section]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
-def locate(location: Sequence[str | int]) -> Key:
+def locate(location: Sequence[str | int]) -> FoundKey:
     """Return the key that a validation error is about, from pydantic's location."""
     model: type[Section] | None = Recipe
     inside: Any = None  # variants, or the type of a mapping's values
@@ -86,8 +86,8 @@ def locate(location: Sequence[str | int]) -> Key:
             break
         owner, (model, inside) = model, _content(field)
         if model is None and inside is None:
-            return Key(tuple(path), field, owner)
-    return Key(tuple(path), field, model)
+            return FoundKey(tuple(path), field, owner)
+    return FoundKey(tuple(path), field, model)
 
 
 def _content(field: FieldInfo) -> tuple[type[Section] | None, Any]:
@@ -108,7 +108,7 @@ def _content(field: FieldInfo) -> tuple[type[Section] | None, Any]:
 
 def keys_below(
     model: type[Section], path: tuple[str, ...] = (), tags: Mapping[str, str] | None = None
-) -> Iterator[Key]:
+) -> Iterator[FoundKey]:
     """Yield the keys of a model in order.
 
     Args:
@@ -129,9 +129,9 @@ def keys_below(
         if (content is not None and content.model_config.get("extra") != "allow") or name in NODES:
             assert content is not None
             below = list(keys_below(content, here, tags))
-            yield from below or [Key(here, field, model)]
+            yield from below or [FoundKey(here, field, model)]
         elif not name.startswith("_"):
-            yield Key(here, field, model)
+            yield FoundKey(here, field, model)
 
 
 NODES = ("strategy", "logger")  # nodes with fixed keys and others

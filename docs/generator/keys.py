@@ -15,10 +15,10 @@ from fedhet.common.configured import shown
 from fedhet.common.kinds import short_words
 from fedhet.common.nested import leaves
 from fedhet.conf import FOLDER, compose_overrides
-from fedhet.conf.catalogue import Entry, options
+from fedhet.conf.catalogue import CatalogueEntry, options
 from fedhet.conf.mistakes import value_at
 from fedhet.conf.schema import Recipe
-from fedhet.conf.schema.lookup import Key, fields_of, keys_below, variants_of
+from fedhet.conf.schema.lookup import FoundKey, fields_of, keys_below, variants_of
 
 SCHEMA = FOLDER.parent / "docs" / "recipe.schema.json"
 _GROUPS = {  # what a group's variants are called, and the file that has their defaults
@@ -74,7 +74,7 @@ def keys_page() -> str:
     return "\n".join(sections)
 
 
-def _section(title: str, about: str, keys: Sequence[Key], values: Mapping[str, Any]) -> str:
+def _section(title: str, about: str, keys: Sequence[FoundKey], values: Mapping[str, Any]) -> str:
     rows = [
         [f"`{key.name}`", f"`{_default(key, values)}`", *map(escape, _allowed_and_meaning(key))]
         for key in keys
@@ -88,14 +88,14 @@ def _titled(title: str, about: str, rows: Sequence[Sequence[str]]) -> str:
     return f"{head}{table(['key', 'default', 'allowed', 'meaning'], rows)}\n" if rows else head
 
 
-def _options() -> Iterator[tuple[str, str, Entry]]:
+def _options() -> Iterator[tuple[str, str, CatalogueEntry]]:
     """Yield the options that classes define, each with its group and name."""
     for group, known in options().items():
         for name, entry in known.items():
             yield group, name, entry
 
 
-def _option_section(group: str, name: str, entry: Entry) -> str:
+def _option_section(group: str, name: str, entry: CatalogueEntry) -> str:
     rows = [
         [f"`{key}`", f"`{shown(one['default'])}`", escape(one["allowed"]), escape(one["meaning"])]
         for key, one in entry["keys"].items()
@@ -103,12 +103,12 @@ def _option_section(group: str, name: str, entry: Entry) -> str:
     return _titled(f"`{group}={name}`", first_sentence(entry["summary"]), rows)
 
 
-def _allowed_and_meaning(key: Key) -> tuple[str, str]:
+def _allowed_and_meaning(key: FoundKey) -> tuple[str, str]:
     assert key.field is not None
     return short_words(key.allowed), key.field.description or ""
 
 
-def _default(key: Key, values: Mapping[str, Any]) -> str:
+def _default(key: FoundKey, values: Mapping[str, Any]) -> str:
     if not values:  # of a task: its file's, or else the schema's
         assert key.field is not None
         return "of the task" if key.field.is_required() else shown(key.field.default)
@@ -159,7 +159,7 @@ def _reference(node: dict[str, Any]) -> str:
     return str(found["$ref"])
 
 
-def _of_option(entry: Entry, section: str) -> dict[str, Any]:
+def _of_option(entry: CatalogueEntry, section: str) -> dict[str, Any]:
     """Return the JSON schema of an option's node."""
     schema: dict[str, Any] = _object()
     for name, value in leaves(entry["node"]):
@@ -226,14 +226,14 @@ def _commented(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _keys_of_file(group: str, name: str) -> Iterator[Key]:
+def _keys_of_file(group: str, name: str) -> Iterator[FoundKey]:
     if group in ("partition", "runtime"):
         yield from keys_below(variants_of(fields_of(Recipe)[group])[name], (group,))
     else:
         yield from keys_below(Recipe)
 
 
-def _comment(key: Key) -> str:
+def _comment(key: FoundKey) -> str:
     """Return the meaning, with the range of a number that has one."""
     allowed, meaning = _allowed_and_meaning(key)
     bounds = re.search(r"^a (?:whole )?number (in [\[(].+?[\])]|above 0)", allowed)

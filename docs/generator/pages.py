@@ -10,14 +10,14 @@ from pathlib import Path
 from docs.generator.markdown import escape, table, to_markdown
 from docs.generator.measure import TASK, Cost, Sizes
 from docs.generator.measured import measured
-from docs.generator.recipes import ROOT, Method, Part
+from docs.generator.recipes import ROOT, DocumentedMethod, DocumentedPart
 from fedhet.strategies.wire.records import PARAMS, UPDATE
 
 METHODS = ROOT / "docs" / "methods"  # where the pages are in the site
 _TEMPLATE = Path(__file__).parent / "notes" / "methods.md"
 
 
-def index(methods: Sequence[Method]) -> str:
+def index(methods: Sequence[DocumentedMethod]) -> str:
     """Return docs/methods.md: the hand-written frame with the two tables in it."""
     what = table(
         ["method", "what it is for", "paper", "client half", "server half", "replaces", "payloads"],
@@ -52,18 +52,18 @@ def index(methods: Sequence[Method]) -> str:
     return f"<!-- Made from {frame} and strategies/. -->\n{text}"
 
 
-def method_page(method: Method) -> str:
+def method_page(method: DocumentedMethod) -> str:
     """Return a method's page."""
     sections = [_head(method), method.notes, measured(method.id), _options(method)]
     sections += [_cost(method.cost), _running(method), _parts(method), _body(method)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _hooks(parts: Sequence[Part], role: str) -> str:
+def _hooks(parts: Sequence[DocumentedPart], role: str) -> str:
     return ", ".join(f"`{hook}`" for part in parts if part.role == role for hook in part.hooks)
 
 
-def _replaced(method: Method) -> str:
+def _replaced(method: DocumentedMethod) -> str:
     """Return what stands in a slot instead of FedAvg's part, or with other settings."""
     found = [part for part in method.parts if not part.role.endswith("half")]
     return "; ".join(f"{part.role} `{part.name}`" for part in found)
@@ -80,7 +80,7 @@ def _link(path: Path, text: str = "") -> str:
     return f"[{text or path.relative_to(ROOT).as_posix()}]({where})"
 
 
-def _head(method: Method) -> str:
+def _head(method: DocumentedMethod) -> str:
     made_of = method.module.relative_to(ROOT).as_posix()
     summary = method.summary if method.is_alone else f"{method.paper}: {method.summary}"
     return (
@@ -91,7 +91,7 @@ def _head(method: Method) -> str:
     )
 
 
-def _body(method: Method) -> str:
+def _body(method: DocumentedMethod) -> str:
     if not method.docstring:
         return ""
     title, _, rest = inspect.cleandoc(method.docstring).partition("\n")
@@ -101,7 +101,7 @@ def _body(method: Method) -> str:
     return f"## Details\n\n**{escape(title[:1].upper() + title[1:])}.**\n{to_markdown(rest)}"
 
 
-def _parts(method: Method) -> str:
+def _parts(method: DocumentedMethod) -> str:
     rows = []
     for part in method.parts:
         hooks = f" ({', '.join(f'`{hook}`' for hook in part.hooks)})" if part.hooks else ""
@@ -112,7 +112,7 @@ def _parts(method: Method) -> str:
     return f"## Parts\n\n{table(['part', 'class', 'what it does'], rows)}\n\n{says}".rstrip()
 
 
-def _options(method: Method) -> str:
+def _options(method: DocumentedMethod) -> str:
     rows = [
         [f"`{one.key}`", f"`{one.default}`", escape(one.allowed), escape(one.meaning)]
         for one in method.options
@@ -124,7 +124,7 @@ def _options(method: Method) -> str:
     return "\n\n".join(["## Keys", *sections]) if sections else ""
 
 
-def _running(method: Method) -> str:
+def _running(method: DocumentedMethod) -> str:
     lines = [f"fedhet strategy={method.id} task=cifar10 partition.alpha=0.1"]
     plain = [option for option in method.options if "$" not in option.default][:1]
     lines += [f"fedhet strategy={method.id} {o.key}={o.default}" for o in plain]

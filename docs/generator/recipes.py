@@ -35,7 +35,7 @@ _SLOTS = ("aggregator", "server_optimizer", "sampler", "output")
 
 
 @dataclass(frozen=True)
-class Option:
+class DocumentedKey:
     """A key that a method has, or sets elsewhere: its full name, default and meaning."""
 
     key: str
@@ -45,7 +45,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Part:
+class DocumentedPart:
     """A class that a method adds or replaces.
 
     Attributes:
@@ -64,7 +64,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Method:
+class DocumentedMethod:
     """A method of the catalogue.
 
     Attributes:
@@ -84,7 +84,7 @@ class Method:
     entry: MethodEntry
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[DocumentedPart]:
         """The classes that it adds to FedAvg, and those that it replaces."""
         found: Parts = self.kind.unbound({}).all_parts()
         halves = [*found.client_sides.values(), *found.server_sides.values()]
@@ -136,10 +136,10 @@ class Method:
         return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
     @property
-    def options(self) -> list[Option]:
+    def options(self) -> list[DocumentedKey]:
         """Its keys."""
         return [
-            Option(key, _shown(one["default"]), one["allowed"], one["meaning"])
+            DocumentedKey(key, _shown(one["default"]), one["allowed"], one["meaning"])
             for key, one in self.entry["keys"].items()
         ]
 
@@ -155,7 +155,7 @@ class Method:
         return {**self.entry["groups"], **other}
 
 
-def all_methods() -> list[Method]:
+def all_methods() -> list[DocumentedMethod]:
     """Return every method: FedAvg, then the others by name."""
     return sorted(map(read_method, methods()), key=lambda one: _order(one.id, one.name))
 
@@ -170,7 +170,7 @@ def _order(id: str, name: str) -> tuple[bool, str]:
     return id != "fedavg", name.lower()
 
 
-def read_method(id: str) -> Method:
+def read_method(id: str) -> DocumentedMethod:
     """Return a method of the catalogue.
 
     Raises:
@@ -184,18 +184,18 @@ def read_method(id: str) -> Method:
             "which docs/methods.md is made"
         )
     kind = load(found["path"])
-    return Method(id, head["name"], head["paper"], head["summary"], kind, found)
+    return DocumentedMethod(id, head["name"], head["paper"], head["summary"], kind, found)
 
 
-def _half(made: type) -> Part:
+def _half(made: type) -> DocumentedPart:
     side = next(one for one in _HOOKS if issubclass(made, one))
     role, hooks = _HOOKS[side]
     own = [hook for hook in hooks if getattr(made, hook) is not getattr(side, hook)]
-    return Part(role, made.__name__, _file(made), first_sentence(made.__doc__), own)
+    return DocumentedPart(role, made.__name__, _file(made), first_sentence(made.__doc__), own)
 
 
-def _part(role: str, made: type) -> Part:
-    return Part(role, made.__name__, _file(made), first_sentence(made.__doc__))
+def _part(role: str, made: type) -> DocumentedPart:
+    return DocumentedPart(role, made.__name__, _file(made), first_sentence(made.__doc__))
 
 
 def _file(made: type) -> Path:

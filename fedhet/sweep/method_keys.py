@@ -52,7 +52,7 @@ def _as_sweep(word: str, swept: Mapping[str, Sequence[str]], parser: OverridesPa
     if lacking:
         raise ConfigError(
             f"{key}={value}: {key.partition('.')[0]}={lacking[0]} of this sweep has no such key; "
-            f"it is of {', '.join(having)}. Sweep over those alone"
+            f"these have it: {', '.join(having)}. Sweep over those alone"
         )
     override = _parsed(parser, word)
     is_single = override is not None and not override.is_sweep_override()

@@ -44,7 +44,7 @@ def set_defaults() -> None:
 
 
 def is_search(sweeper: Mapping[str, Any]) -> bool:
-    """Return whether the node hydra.sweeper is of a search."""
+    """Return whether the node hydra.sweeper describes a search."""
     return not str(sweeper.get("_target_")).endswith("BasicSweeper")
 
 

@@ -95,7 +95,7 @@ class SweepFollower:
             status = path.stat()
         except OSError:
             return Job(report, words)
-        if report.status == "waiting":  # the rows are of an earlier call
+        if report.status == "waiting":  # an earlier call wrote the rows
             return Job(report, words)
         return Job(report, words, **_latest(path, status.st_mtime_ns, status.st_size))
 

@@ -59,7 +59,7 @@ from fedhet.tools.by_site import evaluate_sites
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ModelFigures:
     """The figures of a model on a test set."""
 
     examples: int  # how many
@@ -78,7 +78,7 @@ def evaluate(
     state: Path | None = None,
     best: bool = False,
     metrics: Sequence[str] | None = None,
-) -> Evaluation:
+) -> ModelFigures:
     """Evaluate the model of the run in ``folder``.
 
     Args:
@@ -118,7 +118,7 @@ def evaluate(
         class_accuracies(model, data, task.loss, task.num_classes, generator=generator)[1]
         for _ in range(passes)
     ]
-    return Evaluation(len(data), loss, accuracy, by_class, found, augmented)
+    return ModelFigures(len(data), loss, accuracy, by_class, found, augmented)
 
 
 def _scores(
@@ -153,7 +153,7 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
     console, errors = table_console(), Console(stderr=True)
     if options.by_site or options.cross_site:
         return _evaluate_sites(runs, options, console) and not left_out
-    found: list[tuple[Run, Evaluation]] = []
+    found: list[tuple[Run, ModelFigures]] = []
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)
         if options.trust:
@@ -224,7 +224,7 @@ def _require_same_examples(folder: Path, task: AnyTask) -> None:
         )
 
 
-def _table(found: Sequence[tuple[Run, Evaluation]], notes: Sequence[str]) -> Table:
+def _table(found: Sequence[tuple[Run, ModelFigures]], notes: Sequence[str]) -> Table:
     """Return a row for each run; a column that no run has is left out."""
     names = dict.fromkeys(name for _, one in found for name in one.metrics if "/" not in name)
     frame = pd.DataFrame([_texts(run, figures, list(names)) for run, figures in found])
@@ -232,7 +232,7 @@ def _table(found: Sequence[tuple[Run, Evaluation]], notes: Sequence[str]) -> Tab
 
 
 def _notes(
-    found: Sequence[tuple[Run, Evaluation]], passes: int, state: Path | None, *, best: bool
+    found: Sequence[tuple[Run, ModelFigures]], passes: int, state: Path | None, *, best: bool
 ) -> list[str]:
     """Return what the table's caption says of the figures."""
     notes = ["the model of each run's best round"] if best else []
@@ -246,7 +246,7 @@ def _notes(
     return notes
 
 
-def _texts(run: Run, one: Evaluation, names: Sequence[str]) -> dict[str, str]:
+def _texts(run: Run, one: ModelFigures, names: Sequence[str]) -> dict[str, str]:
     """Return a run's texts by column, "" for what it has not."""
     held = {name: value for name, value in one.by_class.items() if value is not None}
     augmented = [100 * value for value in one.augmented]

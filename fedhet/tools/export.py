@@ -133,14 +133,14 @@ def main(words: Sequence[str] | None = None) -> None:
 def _figures(
     summary: Mapping[str, Any], recipe: DictConfig, state: Path | None, *, best: bool
 ) -> dict[str, Any]:
-    """Return the figures of summary.json that are of the exported model."""
+    """Return the figures of summary.json that describe the exported model."""
     if state is not None:  # another model than the run's, which a client keeps
         return {"seed": summary["seed"], "state_sha256": file_sha256(state)}
     found = {key: summary[key] for key in OF_THE_RUN if key in summary}
     if best:
         found = {"seed": summary["seed"]}
         found |= {key: summary["best_model"][key] for key in OF_THE_BEST}
-    of_clients = recipe.evaluation.get("model") == "clients"  # the scores are of their models
+    of_clients = recipe.evaluation.get("model") == "clients"  # their own models have the scores
     return {key: value for key, value in found.items() if not (of_clients and key in SCORES)}
 
 

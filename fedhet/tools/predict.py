@@ -2,9 +2,9 @@
 
     fedhet-predict MODEL.pt2 new.csv --out predictions.csv
 
-The model is of a table's run (task=tabular). The new table, CSV or Parquet, is written like the
-run's and has its columns, in any order; it may have others and needs no target. The output has the
-same rows with further columns: `predicted`; for classes also `p_CLASS`, the probability of each;
+The model comes from a run on a table (task=tabular). The new table, CSV or Parquet, is written like
+the run's and has its columns, in any order; it may have others and needs no target. The output has
+the same rows with further columns: `predicted`; for classes also `p_CLASS`, each one's probability;
 and `set_0.9`, if the run has calibrated prediction sets (calibration.alphas=[0.1]): the likeliest
 classes that hold the right one in at least 90 % of all cases, such as `yes or no`.
 

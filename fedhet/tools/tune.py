@@ -58,7 +58,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Search:
+class TuningSearch:
     """What is searched, and where it is written."""
 
     grid: Sequence[str]  # words with several values
@@ -70,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command; ``words`` replace the process's command line."""
     options = _parser().parse_args(words)
     with reported_errors("fedhet-tune"):
-        search = Search(options.grid, options.rounds, options.out.absolute())
+        search = TuningSearch(options.grid, options.rounds, options.out.absolute())
         cells = expanded(options.words)
         points = expanded(search.grid)
         # the sweep checks the other points before its first job
@@ -126,7 +126,7 @@ def tune(
     cell: Sequence[str],
     name: str,
     points: Sequence[Sequence[str]],
-    search: Search,
+    search: TuningSearch,
     score: str = SCORE,
 ) -> None:
     """Search one cell's grid, log the choice, and run with it."""
@@ -165,7 +165,7 @@ def tune(
         raise ConfigError(f"the run with the choice failed: see {run}/log.txt")
 
 
-def _search_words(cell: Sequence[str], sweep: Path, search: Search) -> list[str]:
+def _search_words(cell: Sequence[str], sweep: Path, search: TuningSearch) -> list[str]:
     words = [*cell, *search.grid]
     words += [] if search.rounds is None else [f"rounds={search.rounds}"]
     # Without the experiment's own sweep; clients evaluate, the server does not, so nothing goes by

@@ -2,7 +2,7 @@
 
     python -m fedhet.reproductions.feddw.released_code CLONE --method FedDW --seed 0 --out released
 
-The clone is of github.com/liuvvvvv1/FedDW. Its ``main.py`` sets no seed, loads images in worker
+Clone github.com/liuvvvvv1/FedDW. Its ``main.py`` sets no seed, loads images in worker
 processes, downloads the data and opens a window in each round. Here the seed is set, images are
 loaded in this process (with the bits that torchvision gives without workers), and each round is
 written to a file. Everything else is as released, the random crops and flips of test images
@@ -44,7 +44,7 @@ from fedhet.common.results import (
 from fedhet.tasks.device import keep_freed_memory
 from fedhet.tasks.sources.encodings import ImageEncoding
 from fedhet.tasks.sources.store import decode_once
-from fedhet.tasks.sources.tables import Columns, ParquetTable, TableDecoder
+from fedhet.tasks.sources.tables import ParquetTable, SourceColumns, TableDecoder
 
 METHODS = {"Fedavg": "FedAvg", "FedDW": "FedDW", "Per-Fedavg": "Per-FedAvg"}  # titles here
 SIZE, BORDER = 32, 4  # pixels; this, and the following, of the clone's dataset.py
@@ -119,7 +119,7 @@ class ClientImages(Dataset[tuple[Tensor, Tensor]]):
 
 def read_images(folder: Path, split: str) -> CroppedImages:
     """Read ``folder/SPLIT.parquet``; its decoded pixels are kept in fedhet's cache."""
-    table = ParquetTable((folder / f"{split}.parquet",), Columns("img", "label"), CLASSES)
+    table = ParquetTable((folder / f"{split}.parquet",), SourceColumns("img", "label"), CLASSES)
     decoder = TableDecoder(table, ImageEncoding((3, SIZE, SIZE)))
     arrays = decode_once(f"cifar10-released-{split}", decoder)
     return CroppedImages(arrays.read(), arrays.labels)

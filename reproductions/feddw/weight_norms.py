@@ -48,7 +48,7 @@ OTHERS = 6  # colour of the clients that are not picked
 
 
 @dataclass(frozen=True)
-class Norms:
+class ClassifierNorms:
     """A run's clients that have examples and a head of their own."""
 
     label: str  # of the run
@@ -97,7 +97,7 @@ def norms_section(layout: Layout, partitions: Partitions, stem: Path) -> list[Bl
     return blocks + not_available(missing)
 
 
-def _norms(label: str, heads: HeadNorms, partition: Partition) -> Norms:
+def _norms(label: str, heads: HeadNorms, partition: Partition) -> ClassifierNorms:
     counts = np.asarray(partition.counts, dtype=np.float64)
     pairs = zip(heads.clients, heads.norms, strict=True)
     kept = [(c, n) for c, n in pairs if c < len(counts) and counts[c].sum() > 0 and sum(n) > 0]
@@ -105,10 +105,10 @@ def _norms(label: str, heads: HeadNorms, partition: Partition) -> Norms:
     norms, held = np.asarray([norms for _, norms in kept]), counts[clients]
     shares = held / held.sum(axis=1, keepdims=True)
     relative = norms / norms.sum(axis=1, keepdims=True)
-    return Norms(label, clients, shares, relative, partition.class_names)
+    return ClassifierNorms(label, clients, shares, relative, partition.class_names)
 
 
-def _table(found: Sequence[Norms]) -> Table:
+def _table(found: Sequence[ClassifierNorms]) -> Table:
     rows = []
     for norms in found:
         every = [value for value in norms.correlations() if value is not None]
@@ -125,7 +125,7 @@ def _table(found: Sequence[Norms]) -> Table:
     return Table(pd.DataFrame(rows, columns=heads), caption)
 
 
-def _caption(found: Sequence[Norms], shown: Sequence[Norms]) -> str:
+def _caption(found: Sequence[ClassifierNorms], shown: Sequence[ClassifierNorms]) -> str:
     words = [
         "Left: every class of every client: its share of the client's examples, and the norm of "
         "its weight, relative to the sum over all classes; dotted: all equal. In colour, and on "
@@ -141,7 +141,7 @@ def _caption(found: Sequence[Norms], shown: Sequence[Norms]) -> str:
     return " ".join(words)
 
 
-def _scatter(norms: Norms) -> Draw:
+def _scatter(norms: ClassifierNorms) -> Draw:
     def draw(spot: Spot) -> None:
         axes = spot.axes(0.6, 0.5, WIDTH - 0.75, HEIGHT - 0.85)
         picked = norms.picked()
@@ -164,7 +164,7 @@ def _scatter(norms: Norms) -> Draw:
     return draw
 
 
-def _circles(norms: Norms) -> Draw:
+def _circles(norms: ClassifierNorms) -> Draw:
     def draw(spot: Spot) -> None:
         correlations = norms.correlations()
         height = HEIGHT / 3

@@ -37,7 +37,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Neurons:
+class FusedNeurons:
     """The neurons of a layer, before a fusion and during it."""
 
     layer: str  # the name of its weight
@@ -52,9 +52,9 @@ def fusion_path_of(run: Run) -> FusionPath | None:
     return FusionPath(**found) if found else None
 
 
-def neurons_of(run: Run) -> Neurons | None:
+def neurons_of(run: Run) -> FusedNeurons | None:
     """Return the neurons that were collected of a run."""
     found = run.figures.get("maecho", {}).get("neurons")
     if not found:
         return None
-    return Neurons(**{**found, "stages": [Stage(**stage) for stage in found["stages"]]})
+    return FusedNeurons(**{**found, "stages": [Stage(**stage) for stage in found["stages"]]})

@@ -27,7 +27,7 @@ ROUNDING = 2  # of 255
 
 
 @dataclass(frozen=True)
-class Decoder:
+class DecodedImages:
     """A decoder and its images."""
 
     run: str  # the label of its run
@@ -64,7 +64,7 @@ def generated(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]
 
 def _decoders(
     label: str, run: Run, images: Generated, counted: Sequence[Partition]
-) -> list[Decoder]:
+) -> list[DecodedImages]:
     """Return the clients' decoders, then the run's."""
     partition = partition_of(run, counted)
     counts = None
@@ -76,14 +76,14 @@ def _decoders(
         trained = None
         if counts is not None and int(client) < len(counts):
             trained = (counts[int(client)] > 0).tolist()
-        found.append(Decoder(label, client, images.images(packed), trained, names))
+        found.append(DecodedImages(label, client, images.images(packed), trained, names))
     everyone = None if counts is None else (counts.sum(axis=0) > 0).tolist()
-    return [*found, Decoder(label, "", images.images(images.model), everyone, names)]
+    return [*found, DecodedImages(label, "", images.images(images.model), everyone, names)]
 
 
-def _different(decoders: Sequence[Decoder]) -> list[Decoder]:
+def _different(decoders: Sequence[DecodedImages]) -> list[DecodedImages]:
     """Leave out equal images: methods that differ at the server have the same clients."""
-    kept: list[Decoder] = []
+    kept: list[DecodedImages] = []
     for decoder in decoders:
         if not any(_same(decoder.images, other.images) for other in kept):
             kept.append(decoder)
@@ -95,7 +95,7 @@ def _same(one: Pixels, other: Pixels) -> bool:
     return one.shape == other.shape and bool(np.abs(one.astype(int) - other).max() <= ROUNDING)
 
 
-def _titles(decoders: Sequence[Decoder]) -> list[str]:
+def _titles(decoders: Sequence[DecodedImages]) -> list[str]:
     """Return titles; a client's run is named if clients of several runs are shown."""
     several = len({decoder.run for decoder in decoders if decoder.client}) > 1
     return [
@@ -104,7 +104,7 @@ def _titles(decoders: Sequence[Decoder]) -> list[str]:
     ]
 
 
-def _caption(shown: Sequence[Decoder], left_out: int) -> str:
+def _caption(shown: Sequence[DecodedImages], left_out: int) -> str:
     words = (
         "What each decoder makes of the same latents, drawn from N(0, I), a row each, and of every "
         "class, a column each: the probability of each pixel. First the clients' decoders, if the "
@@ -116,7 +116,7 @@ def _caption(shown: Sequence[Decoder], left_out: int) -> str:
     return f"{words} {left_out} further decoders are left out." if left_out else words
 
 
-def _picture(decoder: Decoder, title: str, height: float) -> Draw:
+def _picture(decoder: DecodedImages, title: str, height: float) -> Draw:
     def draw(spot: Spot) -> None:
         samples, classes, rows, columns = decoder.images.shape
         width = WIDTH - 2 * LEFT

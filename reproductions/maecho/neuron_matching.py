@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedhet.common.errors import ConfigError
 from fedhet.reproductions.maecho.flat_model import Batches
-from fedhet.reproductions.maecho.fusion_path import Neurons, Stage
+from fedhet.reproductions.maecho.fusion_path import FusedNeurons, Stage
 from fedhet.strategies.base import Reply, Tensors, local_model
 from fedhet.strategies.fusion.projections import (
     PROJECTIONS,
@@ -46,7 +46,7 @@ class Fusion:
     replies: Sequence[Reply]  # as the aggregator got them
 
 
-def neurons(fusion: Fusion) -> Neurons | None:
+def neurons(fusion: Fusion) -> FusedNeurons | None:
     """Return the neurons of the last layer before the classifier, in up to four stages of a fusion.
 
     None where this module does not know the V_i of the aggregator's loop.
@@ -66,7 +66,7 @@ def neurons(fusion: Fusion) -> Neurons | None:
         words = f"MA-Echo, {count} iteration{'s' if count > 1 else ''}"
         stages.append((words, local_optima(aggregator, replies, local, layers, count)))
     own = [_own_examples(fusion.task, reply.client_id) for reply in replies]
-    return Neurons(
+    return FusedNeurons(
         layers[-1],
         len(replies),
         min(MOST_NEURONS, len(local[0][layers[-1]])),

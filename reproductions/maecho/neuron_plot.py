@@ -12,14 +12,14 @@ from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading, Table
 from fedhet.report.colors import AXIS, INK, PALETTE
 from fedhet.report.layout import Layout, first_runs
-from fedhet.reproductions.maecho.fusion_path import Neurons, Stage, neurons_of
+from fedhet.reproductions.maecho.fusion_path import FusedNeurons, Stage, neurons_of
 from fedhet.reproductions.pictures import FONT, WIDTH, Draw, Spot, picture_grid, set_title
 
 MOST_SHOWN = 6  # runs
 MOST_NUMBERED = 400  # neurons that are drawn as numbers; of more, each is a dot
 HEIGHT = 4.4  # inches
 
-Found = Sequence[tuple[str, Neurons]]  # with labels
+Found = Sequence[tuple[str, FusedNeurons]]  # with labels
 
 
 def neurons(layout: Layout, stem: Path) -> list[Block]:
@@ -62,7 +62,7 @@ def _table(found: Found) -> Table:
     )
 
 
-def _picture(label: str, each: Neurons, stage: Stage) -> Draw:
+def _picture(label: str, each: FusedNeurons, stage: Stage) -> Draw:
     score = "" if stage.accuracy is None else f" ({100 * stage.accuracy:.1f} %)"
     title = f"{stage.title}{score} · {label}"
 

@@ -35,24 +35,18 @@ def best_model_rule(recipe: DictConfig, stopping: EarlyStopping) -> EarlyStoppin
     return stopping if chosen in (True, stopping.metric) else EarlyStopping(str(chosen))
 
 
-def check_measured(
-    recipe: DictConfig,
-    best: EarlyStopping | None,
-    predictions: Predictions | None,
-    *,
-    at_server: bool,
-) -> None:
+def check_measured(recipe: DictConfig, predictions: Predictions | None, *, at_server: bool) -> None:
     """Refuse a metric that nothing measures.
 
     Args:
         recipe: of the run.
-        best: the rule of ``checkpoint.best``.
         predictions: of the task; without classes it has no accuracy.
         at_server: whether the server evaluates.
     """
-    named = {"checkpoint.best": best.metric} if best else {}
+    stopping, best = str(recipe.early_stopping.metric), recipe.checkpoint.best
+    named = {"checkpoint.best": stopping if best is True else str(best)} if best else {}
     if recipe.early_stopping.patience is not None:
-        named = {"early_stopping.metric": str(recipe.early_stopping.metric)} | named
+        named = {"early_stopping.metric": stopping} | named
     metrics = [row_name(word) for word in recipe.evaluation.metrics]
     if recipe.target_accuracy is not None:
         named["target_accuracy"] = "accuracy"
@@ -145,7 +139,7 @@ class BestModel(Listener):
         save_tensors(self._next, finished.output, label, metadata)
 
     def on_end(self, end: End) -> None:
-        """Say which round the file is of."""
+        """Say which round the file comes from."""
         if file := self.summary():
             end.about["best_model"] = file
 

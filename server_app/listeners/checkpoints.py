@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from fedhet.common.results import ResultsFolder
-from fedhet.server_app.checkpoint import Checkpoint, Origin, save_checkpoint
+from fedhet.server_app.checkpoint import Checkpoint, RunOrigin, save_checkpoint
 from fedhet.server_app.listeners import End, Finished, Listener
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.wire.records import to_tensors
@@ -28,7 +28,7 @@ class Checkpoints(Listener):
     """
 
     def __init__(
-        self, results: ResultsFolder, strategy: FederatedStrategy, origin: Origin, every: int
+        self, results: ResultsFolder, strategy: FederatedStrategy, origin: RunOrigin, every: int
     ) -> None:
         self.folder, self.when_durable = results.folder / "checkpoints", list[Callable[[], None]]()
         self._results, self._strategy = results, strategy

@@ -81,7 +81,7 @@ def read_counts(sent: ArrayRecord | None, most: int, shapes: Shapes) -> SiteCoun
         raise RefusedReplyError(f"it has counts below 0 or above its {most} examples")
     by_class = counts[ANSWERS].sum(axis=1)
     if any((one.sum(axis=1) != by_class).any() for one in counts.values()):
-        raise RefusedReplyError("its counts are of different numbers of examples of a class")
+        raise RefusedReplyError("its counts do not agree on how many examples a class has")
     if by_class.sum() > most:
         raise RefusedReplyError(f"it counts more than its {most} examples")
     return counts

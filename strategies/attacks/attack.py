@@ -28,12 +28,11 @@ class Attack(Option, ClientSide):
     Attributes:
         hostile: ids of the hostile clients.
         benign: what the other hostile clients would honestly send this round, by client id; set by
-            the client's process where the attack ``colludes``.
+            the client's process.
         white: what a white pixel is by channel (C,), None if inputs are no images; set likewise.
     """
 
     group = "attack"
-    colludes: ClassVar[bool] = False  # whether it reads ``benign``
     needs_classes: ClassVar[bool] = False
 
     clients: list[Whole] | Inside = 0.2

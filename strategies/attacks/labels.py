@@ -96,7 +96,7 @@ class Backdoor(Attack):
         super().check_method(payloads, num_classes=num_classes)
         if self.target >= num_classes:
             raise ConfigError(
-                f"attack.target={self.target} is none of the {num_classes} classes: it must be "
+                f"attack.target={self.target} is not one of the {num_classes} classes: it must be "
                 f"from 0 to {num_classes - 1}"
             )
         if self.white is None:

@@ -9,10 +9,10 @@ ALIE            mean - z std            A little is enough: Baruch, Baruch, Gold
 InnerProduct    -e mean                 Xie, Koyejo, Gupta. UAI 2019.
                                         https://arxiv.org/abs/1903.03936
 
-ALIE's and InnerProduct's attackers know each other and no honest client: mean and standard
-deviation are of their own honest updates, the variant of the papers without omniscience. Each of
-them computes the others' updates itself, from the state of a client that has not taken part yet. So
-all send the same, with methods that keep no state at the clients; with others, such as SCAFFOLD,
+ALIE's and InnerProduct's attackers know each other and no honest client: they take mean and
+standard deviation of their own honest updates, the papers' variant without omniscience. Each
+computes the others' updates itself, from the state of a client that has not taken part yet. So all
+send the same, with methods that keep no state at the clients; with others, such as SCAFFOLD,
 each counts its own update with the state that it has.
 
 PayloadLie: the lies beside an honest update are
@@ -76,7 +76,6 @@ class InnerProduct(Attack):
     """Sends the hostile clients' mean update with its sign turned."""
 
     option = "inner_product"
-    colludes = True
 
     factor: Positive = 0.5
     """e, of its length"""
@@ -95,7 +94,6 @@ class ALIE(Attack):
     """
 
     option = "alie"
-    colludes = True
 
     z: NotNegative | None = None
     """standard deviations; null: what the number of clients hides"""

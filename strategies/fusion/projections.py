@@ -103,7 +103,7 @@ class ProjectionClient(ClientSide):
         for name, module in layers.items():
             if name in shared and module.bias is not None and bias_of(name) not in shared:
                 raise ConfigError(
-                    f"projections are of {name} together with its bias, and {bias_of(name)} is not "
+                    f"projections need {name} together with its bias, and {bias_of(name)} is not "
                     "trained, or stays at the client: train and share both, or neither"
                 )
             if isinstance(module, nn.Conv2d):

@@ -59,7 +59,7 @@ class ClientAvailability:
 
     @property
     def trainers(self) -> Sequence[int]:
-        """Those of the present clients that may train, in order."""
+        """The present clients that may train, in order."""
         unseen = self._federation.unseen
         if not unseen:
             return self.present

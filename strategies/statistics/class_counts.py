@@ -85,7 +85,7 @@ def check_class_counts(reply: Reply, classes: int | None) -> None:
     if counts is None or counts.dim() != 1:
         raise RefusedReplyError("its class counts are not a vector")
     if classes is not None and len(counts) != classes:
-        raise RefusedReplyError(f"its class counts are of {len(counts)} classes, not {classes}")
+        raise RefusedReplyError(f"it counts {len(counts)} classes, not {classes}")
     if float(counts.sum()) != reply.num_examples:
         raise RefusedReplyError(
             f"its class counts sum to {float(counts.sum()):g}, and it has "

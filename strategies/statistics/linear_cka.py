@@ -8,8 +8,8 @@ With X_i (n, p) the features of n examples in model i, its columns centred:
     CKA(i, j) = ||X_i' X_j||_F^2 / (||X_i' X_i||_F ||X_j' X_j||_F)
 
 in [0, 1]; 1 where X_j is X_i rotated and scaled. The batches do not change it: what is kept are
-sums over examples, of X and of X_i' X_j for all pairs: N^2 p^2 numbers a layer. Of a map (C, H, W)
-the mean over its positions is taken, so p = C.
+sums over examples, of X and of X_i' X_j for all pairs: N^2 p^2 numbers a layer. A map (C, H, W)
+counts with the mean over its positions, so p = C.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
 
 
 def record_in(content: RecordDict, name: str, kind: type[_Record]) -> _Record | None:
-    """Return a record of a message; None if there is none of that name and kind."""
+    """Return a message's record; None if it has none with that name and kind."""
     found = content.get(name)
     return found if isinstance(found, kind) else None
 

@@ -80,7 +80,7 @@ def grids_for(classes: int, bins: int) -> dict[Score, Grid]:
 
 
 @dataclass(frozen=True)
-class Client:
+class HeldOutClient:
     """A client's held-out examples, which stay with it.
 
     Args:

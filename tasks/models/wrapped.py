@@ -15,7 +15,7 @@ from fedhet.tasks.models.attributes import FROZEN
 from fedhet.tasks.models.model import refuse_integers
 
 CHANNEL_KEYS = ("channels", "mean", "std")  # of a task on images
-BODY, HEAD = "body", "head"
+HEAD = "head"
 _LAST = (nn.Linear, nn.modules.conv._ConvNd)  # what a classifier is, if none is named
 
 

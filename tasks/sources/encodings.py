@@ -44,7 +44,7 @@ def read_image(source: bytes | Path, place: object) -> Image.Image:
         with Image.open(opened, formats=FORMATS) as image:
             return ImageOps.exif_transpose(image)
     except Exception as error:  # each of Pillow's decoders raises its own
-        why = f"it is none of {', '.join(FORMATS)}" if _unknown(error) else error
+        why = f"its format is not {', '.join(FORMATS)}" if _unknown(error) else error
         raise DamagedFileError(f"{place} cannot be read as an image: {why}") from None
 
 

@@ -24,7 +24,7 @@ from fedhet.tasks.sources.encodings import ImageEncoding
 from fedhet.tasks.sources.folders import files_in, require_folder
 from fedhet.tasks.sources.source import Source
 from fedhet.tasks.sources.store import Decoder
-from fedhet.tasks.sources.tables import Columns
+from fedhet.tasks.sources.tables import SourceColumns
 
 METADATA, FILE_NAME = "metadata.csv", "file_name"  # as Hugging Face's ImageFolder has them
 SUFFIXES = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -62,9 +62,11 @@ class ImageSource(Source):
         return ImageEncoding(self.task.input_shape)
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> SourceColumns:
         """The tables' columns."""
-        return Columns(self.task.image_column, self.task.label_column, self.task.client_column)
+        return SourceColumns(
+            self.task.image_column, self.task.label_column, self.task.client_column
+        )
 
     def class_names(self) -> tuple[str, ...]:
         """Return the classes in the order of their labels; may read the data folder."""

@@ -18,9 +18,9 @@ from fedhet.tasks.sources.encodings import Encoding
 from fedhet.tasks.sources.folders import require_folder
 from fedhet.tasks.sources.store import Decoder, content_sha256, decode_once, decoded_folder
 from fedhet.tasks.sources.tables import (
-    Columns,
     HubTable,
     ParquetTable,
+    SourceColumns,
     Table,
     TableDecoder,
     parquet_files,
@@ -53,7 +53,7 @@ class Source(ABC):
 
     @property
     @abstractmethod
-    def columns(self) -> Columns:
+    def columns(self) -> SourceColumns:
         """The tables' columns."""
 
     def class_names(self) -> tuple[str, ...]:
@@ -131,7 +131,9 @@ class Source(ABC):
         files = parquet_files(folder, split)
         if not files:
             return None
-        columns = Columns(self.columns.example, self.columns.label, None, self.columns.example_key)
+        columns = SourceColumns(
+            self.columns.example, self.columns.label, None, self.columns.example_key
+        )
         table = ParquetTable(tuple(files), columns, len(self.class_names()))
         return TableDecoder(table, self.encoding)
 

@@ -16,7 +16,7 @@ CHUNK = 512  # rows per read
 
 
 @dataclass(frozen=True)
-class Columns:
+class SourceColumns:
     """The columns of a table.
 
     Attributes:
@@ -62,7 +62,7 @@ class ParquetTable:
     """One split as parquet files."""
 
     files: tuple[Path, ...]
-    columns: Columns
+    columns: SourceColumns
     num_classes: int
 
     @property
@@ -111,7 +111,7 @@ class HubTable:
 
     repository: str
     split: str
-    columns: Columns
+    columns: SourceColumns
     num_classes: int
     folder_name: str
 
@@ -194,7 +194,7 @@ class TableDecoder:
             yield Record(value, row.label, row.client)
 
 
-def _rows(chunk: Any, columns: Columns, num_classes: int, where: object) -> Iterator[Record]:
+def _rows(chunk: Any, columns: SourceColumns, num_classes: int, where: object) -> Iterator[Record]:
     values = chunk.column(columns.example).to_pylist()
     labels = chunk.column(columns.label).to_pylist()
     clients = chunk.column(columns.client).to_pylist() if columns.client else [None] * len(labels)

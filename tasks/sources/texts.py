@@ -14,7 +14,7 @@ from fedhet.tasks.sources.arrays import SPLIT_SEED
 from fedhet.tasks.sources.encodings import TokenEncoding
 from fedhet.tasks.sources.source import Source
 from fedhet.tasks.sources.store import build_once, cache_folder, cache_key
-from fedhet.tasks.sources.tables import Columns
+from fedhet.tasks.sources.tables import SourceColumns
 from fedhet.tasks.vocabulary import (
     SPLITTING,
     Vocabulary,
@@ -39,10 +39,10 @@ class TextSource(Source):
         return TokenEncoding(self._vocabulary(), self.task.length)
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> SourceColumns:
         """The tables' columns."""
         task = self.task
-        return Columns(task.text_column, task.label_column, task.client_column, "text_column")
+        return SourceColumns(task.text_column, task.label_column, task.client_column, "text_column")
 
     def vocabulary(self) -> Vocabulary:
         """Return the words of the tokens."""

@@ -14,10 +14,11 @@ from fedhet.client_app import policy as rules
 from fedhet.client_app.app import app
 from fedhet.client_app.errors import SiteError
 from fedhet.client_app.policy import Policy, read_policy
-from fedhet.client_app.site_policy import ENVIRONMENT, PolicyError
+from fedhet.client_app.site_policy import ENVIRONMENT, PolicyError, PolicySide, SitePolicy
 from fedhet.common.configured import fields
 from fedhet.common.decisions import ANSWERS, CONFUSION
 from fedhet.common.results import read_rows
+from fedhet.strategies.base import Reply
 from fedhet.strategies.wire.records import METRICS, UPDATE
 from fedhet.tools import policy as command
 from tests.compose import DOCKER
@@ -90,6 +91,7 @@ REFUSED = [
     ("bundles: [ab]", ["runtime.simulation=false"], "query", "bundles=[ab]"),
     ("folders: [/data]", ["task=mnist", "+task.path=s3://x/y"], "query", "task.path folders"),
     ("folders: [/data]", ["+local.reuse_training=/x"], "query", "local.reuse_training folders"),
+    ("folders: [/data]", ["task=mnist", "+task.path=/database"], "query", "task.path folders"),
     ("functions: []", ["task=own", "task.data=os:a", "task.model=os:b"], "query", "os:a os:b"),
     ("functions: [os:a]", ["task=own", "task.data=os:a", "task.model=os:b"], "query", "os:b"),
     ("functions: []", ["+task.path='${oc.env:HOME}'"], "query", "oc.env functions"),
@@ -134,6 +136,19 @@ ALLOWED = [
 @pytest.mark.parametrize(("text", "words"), ALLOWED)
 def test_a_rule_lets_a_run_pass(text, words, tmp_path):
     assert "client" in ask(words, policy=str(written(tmp_path, text))).content
+
+
+def test_a_span_of_hours_may_go_over_midnight():
+    """At noon, ``at_noon`` says."""
+    spans = ["20:00-12:30", "11:30-06:00", "20:00-06:00", "20:00-12:00"]
+    assert [rules._is_open([span]) for span in spans] == [True, True, False, False]
+
+
+def test_a_payload_that_no_side_declares_stays_at_the_site():
+    reply = Reply(1, 5, 5, 0.5, {}, payloads={"names": {}, "sums": {}})
+    side = PolicySide(SitePolicy(Policy(payloads=["sums"]), 1), None, None, None)
+    with refused("client 1", "names", kind=PolicyError):
+        side.upload(reply, {}, None)
 
 
 @pytest.mark.slow

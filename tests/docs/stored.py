@@ -19,7 +19,7 @@ from fedhet.report.data_file import read_data
 from fedhet.report.names import method_title
 from fedhet.report.run_data import Run
 from fedhet.report.statistics import NAMES, TO_TARGET, Estimate, Figure
-from fedhet.tools.conformal.measure import Measured
+from fedhet.tools.conformal.measure import MeasuredSets
 from fedhet.tools.conformal.page import size_covering
 
 ROOT = Path(__file__).parents[2]
@@ -131,8 +131,8 @@ def _of_entry(values: Mapping[str, Any], name: str) -> float | None:
     kind, _, key = name.rpartition(":")
     way, _, level = kind.partition("@")
     if way == "covering":
-        parts = {part.name: values[f"{key}.{part.name}"] for part in fields(Measured)}
-        return size_covering(float(level), Measured(**parts))
+        parts = {part.name: values[f"{key}.{part.name}"] for part in fields(MeasuredSets)}
+        return size_covering(float(level), MeasuredSets(**parts))
     value = values.get(key)
     if value is None or not kind:
         return value

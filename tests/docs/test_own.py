@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedhet.common.errors import ConfigError
 from fedhet.conf import compose_overrides, plain_part
 from fedhet.flower_apps import TEMPLATE_KEYS
 from fedhet.server_app.assembly import check_words
@@ -92,7 +91,7 @@ def test_a_partition_of_ones_own_divides_all_and_its_plot_has_its_name(folder, m
     (plot,) = (folder / "results" / "partitions").glob("*.png")
     assert f"plot: {plot}" in capsys.readouterr().out
     assert f"`{plot.name}`" in PAGE
-    with pytest.raises(ConfigError, match="partition"):
+    with refused("partition"):
         check_words(compose_overrides((*words, "partition=iid")), [*words, "partition=iid"])
 
 

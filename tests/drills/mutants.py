@@ -225,7 +225,6 @@ policy: a part of a folder :: ⟦place.is_relative_to(Path(one).expanduser().res
 policy: over midnight :: (begin <= now⟦ or now < end → ⟧) if over_midnight :: policy
 policy: a pinned site :: is not None and ⟦simulated and compared → False⟧: :: policy
 files: checksum :: if ⟦metadata.get("sha256") != found → False⟧: :: damaged_files
-files: length :: if ⟦end != len(content) → False⟧: :: damaged_files
 files: another file :: if ⟦label.get(key) != value → False⟧:
     :: damaged_files
 files: left behind :: if ⟦_UNFINISHED.fullmatch(path.name) and not path.is_dir() → False⟧:

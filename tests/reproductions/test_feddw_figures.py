@@ -17,7 +17,7 @@ from fedhet.report.partitions import partitions_of
 from fedhet.reproductions.feddw import class_relations, classifier_data, collect
 from fedhet.reproductions.feddw.classifier_data import MILLION, rank_correlation, read_relations
 from fedhet.reproductions.feddw.classifier_data import read_head_norms as read_norms
-from fedhet.reproductions.feddw.weight_norms import Norms, norms_section
+from fedhet.reproductions.feddw.weight_norms import ClassifierNorms, norms_section
 from tests.recipes import TINY, run_recipe
 from tests.reproductions.blocks import by_type, texts_of
 
@@ -190,7 +190,7 @@ def test_the_picked_clients_have_the_lowest_median_and_highest_correlation():
     norms = np.array(
         [[2, 1, 3, 4, 5], [5, 4, 3, 2, 1], [3, 2, 1, 4, 5], [1, 2, 3, 4, 5], [4, 5, 3, 2, 1]]
     )
-    shown = Norms("a", range(5), shares, norms.astype(float), list("abcde"))
+    shown = ClassifierNorms("a", range(5), shares, norms.astype(float), list("abcde"))
     # by hand, 1 - 6 sum d^2 / (5 * 24): 0.9, -1, 0.6, 1, -0.9
     assert shown.correlations() == pytest.approx([0.9, -1, 0.6, 1, -0.9])
     assert shown.picked() == [1, 2, 3]

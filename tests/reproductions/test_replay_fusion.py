@@ -19,7 +19,7 @@ from fedhet.report.run_data import read_run
 from fedhet.reproductions.maecho import neuron_matching as matching
 from fedhet.reproductions.maecho import replay_fusion as replay
 from fedhet.reproductions.maecho.flat_model import unflat
-from fedhet.reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
+from fedhet.reproductions.maecho.fusion_path import FusedNeurons, FusionPath, Stage
 from fedhet.reproductions.maecho.fusion_path_plot import fusion
 from fedhet.reproductions.maecho.neuron_matching import local_optima
 from fedhet.reproductions.maecho.neuron_plot import neurons
@@ -208,7 +208,7 @@ def layout_of(finished_run):
 def test_the_sections_of_the_path_and_of_the_neurons(layout_of, tmp_path):
     points = np.eye(6, 2).tolist()
     stages = [Stage("as trained", points, 0.5, 0.9), Stage("later", points, 0.5, None)]
-    layout = layout_of(fusion=a_path(), neurons=Neurons("body.5.weight", 2, 3, stages))
+    layout = layout_of(fusion=a_path(), neurons=FusedNeurons("body.5.weight", 2, 3, stages))
     found = by_type(fusion(layout, tmp_path / "report"))
     assert "loss · MA-Echo" in found[Picture].svg
     assert texts_of(found) == [["MA-Echo", "20.00", "60.00", "1", "25"]]

@@ -7,6 +7,7 @@ from fedhet.common.results import RowsFile, read_rows
 from fedhet.server_app.listeners.diagnostics import LAYERS, SIMILARITY
 from fedhet.strategies.round.client_snapshots import FILE, load_replies
 from tests.recipes import TINY, run_recipe
+from tests.refused import refused
 
 pytestmark = pytest.mark.slow
 SHORT = [*TINY, "local.epochs=1"]
@@ -61,21 +62,21 @@ def test_a_resumed_run_has_every_round_once(measured, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
         (
             ["diagnostics.layers=all", "strategy/differential_privacy=central_fixed", MEAN],
-            r"strategy/.* diagnostics LayerFigures",
+            "strategy/ diagnostics LayerFigures",
         ),
         (
             ["diagnostics.layers=all", "strategy/secure_aggregation=secagg_plus", "clients=3"],
-            r"strategy/.* diagnostics LayerFigures",
+            "strategy/ diagnostics LayerFigures",
         ),
-        (["diagnostics.layers=tail.*"], r"diagnostics\.layers='tail\.\*' selects none"),
-        (["diagnostics.cka=all", "strategy=fedper"], r"strategy\.personal=.*set it to none"),
+        (["diagnostics.layers=tail.*"], "diagnostics.layers='tail.*'"),
+        (["diagnostics.cka=all", "strategy=fedper"], "strategy.personal="),
     ],
 )
-def test_invalid_diagnostics_are_refused_before_round_1(words, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_diagnostics_are_refused_before_round_1(words, named, tmp_path):
+    with refused(*named.split()):
         run_recipe(tmp_path, *TINY, *words)
     assert read_rows(tmp_path / "metrics.jsonl") == []

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import is_taken, metric_totals, shown_metrics
 from fedhet.common.results import read_rows, read_summary, totals
 from fedhet.conf import compose_overrides, fingerprint, project
@@ -187,10 +186,10 @@ def test_a_site_whose_examples_have_no_such_number_trains_like_the_others(tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("nothing", "NoneType"), ("several", r"Tensor of the shape \(4, 2\)"), ("text", "str")],
+    [("nothing", "NoneType"), ("several", "(4, 2)"), ("text", "str")],
 )
 def test_what_is_no_number_is_refused(name, what):
-    with pytest.raises(ConfigError, match=f"metrics:{name} must return one number, .* a {what}"):
+    with refused(f"metrics:{name}", what):
         measured(
             f"mine.metrics:{name}",
             Predictions("classification", ("a", "b")),
@@ -209,59 +208,59 @@ def test_a_function_that_fails_ends_the_run_as_failed_with_its_key(name, what, t
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        (["[mine.metrics:f1]"], "summary.json already use f1.* rename the function"),
-        (["[mine.metrics:loss]"], "already use loss"),
-        (["[mine.metrics:client_sure]"], "already use client_sure"),
-        (["[mine.metrics:]"], "names no function: write package.module:function"),
-        (["[mine-too.metrics:sure]"], "names no function"),
-        (["[mine.metrics:sure,mine.other:sure]"], "mine.other:sure would both be sure"),
-        (["[mine.metrics.sure]"], "evaluation.metrics=mine.metrics.sure is unknown"),
+        (["[mine.metrics:f1]"], ["summary.json", "f1"]),
+        (["[mine.metrics:loss]"], ["loss"]),
+        (["[mine.metrics:client_sure]"], ["client_sure"]),
+        (["[mine.metrics:]"], ["mine.metrics:", "package.module:function"]),
+        (["[mine-too.metrics:sure]"], ["mine-too.metrics:sure"]),
+        (["[mine.metrics:sure,mine.other:sure]"], ["mine.metrics:sure", "mine.other:sure"]),
+        (["[mine.metrics.sure]"], ["evaluation.metrics=mine.metrics.sure"]),
         (
             ["[mine.metrics:sure]", "early_stopping.metric=sure", "early_stopping.patience=1"],
-            "early_stopping.metric=sure .* early_stopping.mode=auto .* early_stopping.mode=max",
+            ["early_stopping.metric=sure", "early_stopping.mode=max"],
         ),
         (
             ["[mine.metrics:sure]", "checkpoint.best=sure"],
-            "checkpoint.best=sure .* checkpoint.best=true and early_stopping.metric=sure",
+            ["checkpoint.best=sure", "early_stopping.metric=sure"],
         ),
         (
             ["[mine.metrics:sure]", "early_stopping.metric=client_sure"],
-            "early_stopping.metric=client_sure is not measured: set evaluation.clients=true",
+            ["early_stopping.metric=client_sure", "evaluation.clients=true"],
         ),
-        (["[mine.metrics:sure]", "objective=best_sure"], "objective=best_sure is unknown"),
+        (["[mine.metrics:sure]", "objective=best_sure"], ["objective=best_sure"]),
     ],
 )
-def test_a_recipe_that_cannot_be_is_refused(words, message):
+def test_a_recipe_that_cannot_be_is_refused(words, named):
     metrics, *others = words
-    with pytest.raises(ConfigError, match=message):
+    with refused(*named):
         compose_overrides(("task=digits", f"evaluation.metrics={metrics}", *others))
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("word", "named"),
     [
         (
             "mine.metrics:shure",
-            "metrics=mine.metrics:shure: mine.metrics has no shure; it has sure",
+            ["metrics=mine.metrics:shure"],
         ),
-        ("mine.nowhere:sure", "there is no module mine.nowhere"),
-        ("mine.metrics:torch", "is a module"),
-        ("mine.metrics:Sure", r"Sure is a class: name a function \(outputs, targets\)"),
-        ("mine.metrics:lonely", r"must be a function \(outputs, targets\) -> one number: too many"),
+        ("mine.nowhere:sure", ["mine.nowhere"]),
+        ("mine.metrics:torch", ["mine.metrics:torch"]),
+        ("mine.metrics:Sure", ["Sure", "(outputs, targets)"]),
+        ("mine.metrics:lonely", ["mine.metrics:lonely", "(outputs, targets)"]),
     ],
 )
-def test_a_function_that_cannot_be_is_refused_before_the_run(word, message):
+def test_a_function_that_cannot_be_is_refused_before_the_run(word, named):
     recipe = compose_overrides(("task=digits", f"evaluation.metrics=[{word}]"))
-    with pytest.raises(ConfigError, match=message):
+    with refused(*named):
         check_parts(recipe)
 
 
 @pytest.mark.slow
 def test_the_name_of_what_a_method_measures_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(FedProxClient, "measures", frozenset({"sure"}))
-    with pytest.raises(ConfigError, match="rows of strategy=fedprox have sure already"):
+    with refused("strategy=fedprox", "sure"):
         run_recipe(tmp_path, *TINY, SURE, "strategy=fedprox")
 
 

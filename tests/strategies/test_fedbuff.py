@@ -8,7 +8,6 @@ import pytest
 import torch
 from flwr.app import MessageType
 
-from fedhet.common.errors import ConfigError
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import UniformMean
@@ -32,6 +31,7 @@ from fedhet.strategies.round.reply_fold import Weights, sum_of
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.wire.records import METRICS, to_tensors
 from tests.federation import Regression, TensorBatches, federate
+from tests.refused import refused
 from tests.strategies.round.test_round import BUFFERS, Normed, folders
 from tests.strategies.sides import built
 
@@ -294,38 +294,38 @@ def finishing(round: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("method", "how", "said"),
+    ("method", "how", "named"),
     [
         (
             FedAvg,
             {"system": Constant(over_selection=1.3)},
-            r"asynchronous and system\.over_selection",
+            "asynchronous system.over_selection",
         ),
         (
             FedAvg,
             {"system": Constant(deadline_seconds=9.0)},
-            r"asynchronous .*system\.deadline_seconds",
+            "asynchronous system.deadline_seconds",
         ),
         (FedAvg, {"client_metrics": ClientMetrics(asked=True)}, "evaluation.clients=false"),
-        (FedNova, {"system": Constant()}, "NormalizedMean reads single replies"),
-        (FedDyn, {"system": Constant()}, r"asynchronous\.discount=polynomial.* FedDynServer"),
-        (FedExP, {"system": Constant()}, r"aggregator ExtrapolatedMean reads the norm"),
-        (FedMRUR, {}, r"aggregator NormMean reads the norm"),
+        (FedNova, {"system": Constant()}, "NormalizedMean"),
+        (FedDyn, {"system": Constant()}, "asynchronous.discount=polynomial FedDynServer"),
+        (FedExP, {"system": Constant()}, "aggregator ExtrapolatedMean"),
+        (FedMRUR, {}, "aggregator NormMean"),
         (
             SCAFFOLD,
             {"system": Constant(), "secure_aggregation": SecAggPlus()},
-            r"asynchronous and strategy/secure_aggregation",
+            "asynchronous strategy/secure_aggregation",
         ),
     ],
 )
-def test_what_cannot_be_asynchronous_is_refused(method, how, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_asynchronous_is_refused(method, how, named):
+    with refused(*named.split()):
         built(method, asynchronous=Asynchronous(), **how)
 
 
 def test_a_momentum_of_updates_that_are_no_gradients_is_refused():
     """FedAsync's go to y_i from the server's model: FedCM's loop of them diverged."""
-    with pytest.raises(ConfigError, match=r"towards_model .*client_momentum"):
+    with refused("towards_model", "client_momentum"):
         built(FedCM, asynchronous=Asynchronous(buffer=1, towards_model=True), system=Constant())
     built(FedCM, asynchronous=Asynchronous(buffer=2), system=Constant())
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedhet.common.errors import ConfigError
 from fedhet.common.task_settings import Lora
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.adapter_products import SHARED_BASE
@@ -25,6 +24,7 @@ from fedhet.tasks.models import AnyModel, build_own_model
 from fedhet.tasks.models.own_weights import load_own_weights, model_metadata
 from tests.adapted import network
 from tests.federation import TensorBatches, federate
+from tests.refused import refused
 from tests.strategies.sides import built
 
 pytestmark = pytest.mark.slow  # peft takes seconds to import
@@ -223,7 +223,7 @@ def test_fedsa_lora_sends_a_alone():
 # -------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize("kind", [FLoRA, FedExLoRA])
 def test_a_model_whose_adapted_weights_do_not_travel_is_refused(kind):
-    with pytest.raises(ConfigError, match="share_base"):
+    with refused("share_base"):
         built(kind, server_model=ServerModel(model(), (4,), 2))
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, plain_part
 from fedhet.strategies.base import Reply
 from fedhet.strategies.ensemble import ensemble_of
@@ -24,6 +23,7 @@ from fedhet.strategies.round.server_model import ServerModel
 from fedhet.tasks import build_task
 from fedhet.tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
+from tests.refused import refused
 from tests.strategies.fusion.test_layer_chain import tensors
 from tests.strategies.fusion.test_neuron_alignment import INPUTS, model_of, permuted
 from tests.strategies.fusion.test_projections import draw
@@ -246,9 +246,9 @@ def test_what_is_stored_is_the_network_that_was_evaluated(method, tmp_path):
 
 
 def test_pfnm_refuses_convolutions_both_refuse_norms_and_have_their_papers_gamma():
-    with pytest.raises(ConfigError, match="PFNM matches linear layers: choose strategy=fedma"):
+    with refused("strategy=fedma"):
         built(PFNM, server_model=ServerModel(model_of("feddw_cnn", 1), INPUTS["feddw_cnn"], 10))
-    with pytest.raises(ConfigError, match=r"body.0.weight is followed by normalisation \(body.1"):
+    with refused("body.0.weight", "body.1"):
         built(FedMA, server_model=ServerModel(model_of("normalised", 1), INPUTS["normalised"], 10))
     network = ServerModel(model_of("mlp", 1), INPUTS["mlp"], 10)
     assert built(PFNM, server_model=network).server_step.output.how.gamma == 1.0

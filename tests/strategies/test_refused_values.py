@@ -1,6 +1,5 @@
 """A value that is not allowed is refused by the name of its key."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +8,6 @@ from torch import nn
 
 import fedhet
 from fedhet.common.configured import MISSING, Configured, Field, fields, section_of
-from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import choices_of
 from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.tensor_selection import TensorSelector
@@ -25,6 +23,7 @@ from fedhet.strategies.modes.private.local_privacy import Local
 from fedhet.strategies.pfnm import PFNM
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression
+from tests.refused import refused
 from tests.strategies.labelled import Biasless, Classifier
 from tests.strategies.sides import check_side, client_side, per_fedavg
 
@@ -79,22 +78,22 @@ def test_every_parameter_refuses_what_its_kind_does_not_allow_by_its_key(kind):
             if value is None and allowed != field.allowed:
                 continue
             key = field.key or f"{kind.section}.{field.name}"
-            with pytest.raises(ConfigError, match=rf"^{re.escape(key)}="):
+            with refused(f"{key}="):
                 made(kind, **{field.name: value})
 
 
 def test_an_unknown_parameter_or_a_section_of_another_class_is_refused_by_its_key():
-    with pytest.raises(ConfigError, match=r"strategy\.fedpvr\.layer: did you mean layers"):
+    with refused("strategy.fedpvr.layer", "layers"):
         FedPVR(layer="all")
-    with pytest.raises(ConfigError, match=r"strategy\.soft_labels\.histry: did you mean history"):
+    with refused("strategy.soft_labels.histry", "history"):
         FedDW(soft_labels={"histry": "all"})
-    with pytest.raises(ConfigError, match=r"strategy\.feddw\.soft_labels="):
+    with refused("strategy.feddw.soft_labels="):
         FedDW(soft_labels=None)
 
 
 @pytest.mark.parametrize("spec", ["last:0", "last:x", "first:"])
 def test_a_malformed_selector_names_its_key(spec):
-    with pytest.raises(ConfigError, match=rf"local\.x='{spec}'"):
+    with refused(f"local.x='{spec}'"):
         TensorSelector(spec, "local.x")
 
 
@@ -104,24 +103,22 @@ MOMENTUM = {"layers": "all", "option": "II-momentum"}
 
 
 @pytest.mark.parametrize(
-    ("side", "model", "optimizer", "message"),
+    ("side", "model", "optimizer", "named"),
     [
         # option II reads the gradient off plain steps
-        (client_side(SCAFFOLD), SMALL, HEAVY, r"scaffold\.option=II .*local\.optimizer=sgd"),
-        (client_side(FedPVR, layers="all"), SMALL, Adam(), r"fedpvr\.option=II .*=sgd"),
-        (client_side(FedPVR, **MOMENTUM), SMALL, Adam(), r"option=II-momentum .*=sgd"),
-        (client_side(FedNova), SMALL, Adam(), r"local\.optimizer=sgd"),
-        (client_side(ClientMomentum), SMALL, HEAVY, r"local\.momentum=0"),
-        (client_side(ClientMomentum), SMALL, Adam(), r"local\.momentum=0"),
-        (client_side(FedDW), Classifier(), SGD(), r"task\.head_bias=false"),
+        (client_side(SCAFFOLD), SMALL, HEAVY, "scaffold.option=II local.optimizer=sgd"),
+        (client_side(FedPVR, layers="all"), SMALL, Adam(), "fedpvr.option=II =sgd"),
+        (client_side(FedPVR, **MOMENTUM), SMALL, Adam(), "option=II-momentum =sgd"),
+        (client_side(FedNova), SMALL, Adam(), "local.optimizer=sgd"),
+        (client_side(ClientMomentum), SMALL, HEAVY, "local.momentum=0"),
+        (client_side(ClientMomentum), SMALL, Adam(), "local.momentum=0"),
+        (client_side(FedDW), Classifier(), SGD(), "task.head_bias=false"),
         (client_side(FedDW), NO_HEAD, SGD(), "NoneType"),
         (client_side(FedDW), nn.ModuleDict({"head": nn.Sequential()}), SGD(), "Sequential"),
     ],
 )
-def test_a_side_refuses_the_model_or_the_steps_that_it_does_not_fit(
-    side, model, optimizer, message
-):
-    with pytest.raises(ConfigError, match=message):
+def test_a_side_refuses_the_model_or_the_steps_that_it_does_not_fit(side, model, optimizer, named):
+    with refused(*named.split()):
         check_side(side, model, optimizer)
 
 
@@ -135,5 +132,5 @@ def test_a_side_takes_what_it_fits():
 
 @pytest.mark.parametrize("method", [DENSE, Ensemble, PFNM])
 def test_a_method_whose_server_runs_the_model_needs_it(method):
-    with pytest.raises(ConfigError, match="server_model"):
+    with refused("server_model"):
         method()

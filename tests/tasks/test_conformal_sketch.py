@@ -8,8 +8,8 @@ import pytest
 from fedhet.tasks.conformal.scores import APS, log_loss, of_labels, probabilities_of, quantile
 from fedhet.tasks.conformal.sketch import (
     TEMPERATURES,
-    Client,
     Grid,
+    HeldOutClient,
     bytes_down,
     bytes_up,
     shared_quantile,
@@ -42,9 +42,9 @@ def test_the_shared_quantile_lies_within_a_width_above_the_pooled_one(bins, alph
     assert exact <= shared <= exact + grid.width
 
 
-def client_of(outputs: Outputs) -> Client:
+def client_of(outputs: Outputs) -> HeldOutClient:
     fitting = np.arange(len(outputs.labels)) % 2 == 0
-    return Client(outputs.logits, outputs.labels, fitting, np.full(len(outputs.labels), 0.5))
+    return HeldOutClient(outputs.logits, outputs.labels, fitting, np.full(len(outputs.labels), 0.5))
 
 
 def test_a_client_sends_a_histogram_of_the_examples_that_calibrate_and_none_sends_zeros():

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
 from fedhet.common.errors import ConfigError
-from fedhet.runtimes.local.protocol import Answer, Collect, Lost, Place, Task
+from fedhet.runtimes.local.protocol import Answer, Collect, Lost, Place, WorkerTask
 from fedhet.runtimes.local.shared_memory import Channel, ReadableFiles, SharedSums, WritableFile
 from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.processes import end_with_parent, exit_text
@@ -70,7 +70,7 @@ class ForkedWorkers:
         """Allow the next records to overwrite the present ones."""
         self._placed = 0
 
-    def send(self, worker: int, tasks: Sequence[Task]) -> None:
+    def send(self, worker: int, tasks: Sequence[WorkerTask]) -> None:
         """Give a worker tasks."""
         with contextlib.suppress(OSError):  # wait() notices a dead worker
             self._channels[worker].send(tasks)

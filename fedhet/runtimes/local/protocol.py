@@ -23,7 +23,7 @@ class Federation:
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkerTask:
     """A message to one client."""
 
     federation: Federation  # the client's; a worker may serve several in turn
@@ -69,7 +69,7 @@ class Workers(Protocol):
     def forget(self) -> None:
         """Free all placed records; no task may be under way."""
 
-    def send(self, worker: int, tasks: Sequence[Task]) -> None:
+    def send(self, worker: int, tasks: Sequence[WorkerTask]) -> None:
         """Give a worker tasks, to be answered together."""
 
     def collect(self, workers: Sequence[int]) -> tuple[Sequence[ReplyFold], Mapping[int, Lost]]:

@@ -14,7 +14,7 @@ from flwr.common.logger import log
 from ray.exceptions import RayActorError
 
 from fedhet.conf.project import find_modules_in
-from fedhet.runtimes.local.protocol import Answer, Lost, Place, Task
+from fedhet.runtimes.local.protocol import Answer, Lost, Place, WorkerTask
 from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.resources import even_share
 from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
@@ -69,7 +69,7 @@ class RayWorkers:
     def forget(self) -> None:
         """Do nothing: Ray counts the references to an object."""
 
-    def send(self, worker: int, tasks: Sequence[Task]) -> None:
+    def send(self, worker: int, tasks: Sequence[WorkerTask]) -> None:
         """Give an actor tasks."""
         self._pending[self._actors[worker].handle.remote(tasks)] = worker
 

@@ -27,7 +27,7 @@ _BUFFERS = 2
 
 
 @dataclass(frozen=True)
-class Lies:
+class ArrayAddress:
     """Address of an array: the first ``size`` bytes of a file."""
 
     path: str
@@ -42,7 +42,7 @@ class Written:
     size: int
     number: int = 0  # tells successive objects of one file apart
     # large arrays outside the pickle: lengths of those behind it, or addresses of the others
-    buffers: tuple[int | Lies, ...] = ()
+    buffers: tuple[int | ArrayAddress, ...] = ()
 
 
 class WritableFile:
@@ -57,11 +57,11 @@ class WritableFile:
         """Overwrite the file with an object."""
         return self.write_pickled(*pickled(content))
 
-    def write_pickled(self, data: bytes, buffers: Sequence[memoryview | Lies]) -> Written:
+    def write_pickled(self, data: bytes, buffers: Sequence[memoryview | ArrayAddress]) -> Written:
         """Overwrite the file with a pickled object and its buffers that have no address yet."""
-        where = tuple(one if isinstance(one, Lies) else len(one) for one in buffers)
+        where = tuple(one if isinstance(one, ArrayAddress) else len(one) for one in buffers)
         parts: list[bytes | memoryview] = [data]
-        parts += [one for one in buffers if not isinstance(one, Lies)]
+        parts += [one for one in buffers if not isinstance(one, ArrayAddress)]
         mapped, at = self.mapped(sum(map(len, parts))), 0
         for part in parts:
             mapped[at : at + len(part)] = part
@@ -99,13 +99,13 @@ def _allocate(file: int, size: int, path: str) -> None:
 
 
 def pickled(
-    content: object, find: Callable[[memoryview], Lies | None] | None = None
-) -> tuple[bytes, list[memoryview | Lies]]:
+    content: object, find: Callable[[memoryview], ArrayAddress | None] | None = None
+) -> tuple[bytes, list[memoryview | ArrayAddress]]:
     """Return an object's pickle, and its large arrays beside it: they are copied once, or not.
 
     ``find`` returns the address of an array that other processes can read where it is.
     """
-    large: list[memoryview | Lies] = []
+    large: list[memoryview | ArrayAddress] = []
 
     def inline(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -122,7 +122,7 @@ class SharedSums:
     def __init__(self, path: str) -> None:
         self._path = path
         self._files: list[WritableFile] = []
-        self._used: dict[int, Lies] = {}  # by address in this process
+        self._used: dict[int, ArrayAddress] = {}  # by address in this process
 
     def forget(self) -> None:
         """Allow the next arrays to overwrite the present ones."""
@@ -137,10 +137,10 @@ class SharedSums:
         if used == len(self._files):
             self._files.append(WritableFile(path))
         array = np.frombuffer(self._files[used].mapped(8 * numbers), np.int64, numbers)
-        self._used[array.ctypes.data] = Lies(path, 8 * numbers)
+        self._used[array.ctypes.data] = ArrayAddress(path, 8 * numbers)
         return array
 
-    def find(self, buffer: memoryview) -> Lies | None:
+    def find(self, buffer: memoryview) -> ArrayAddress | None:
         """Return an array's address, if it is one of these."""
         return self._used.get(np.frombuffer(buffer, np.uint8).ctypes.data)
 
@@ -153,11 +153,11 @@ class ReadableFiles:
 
     def read(self, where: Written) -> Any:
         """Return a copy of an object; arrays in files of their own stay there."""
-        here = [one for one in where.buffers if not isinstance(one, Lies)]
+        here = [one for one in where.buffers if not isinstance(one, ArrayAddress)]
         view, at = self._mapped(where.path, where.size + sum(here)), where.size
         buffers: list[bytearray | memoryview] = []
         for one in where.buffers:
-            if isinstance(one, Lies):
+            if isinstance(one, ArrayAddress):
                 buffers.append(self._mapped(one.path, one.size)[: one.size])
             else:
                 buffers.append(bytearray(view[at : at + one]))

@@ -15,7 +15,7 @@ from flwr.common.logger import log
 
 from fedhet.common.flower.messages import ErrorCode
 from fedhet.common.flower.task_identity import set_identity
-from fedhet.runtimes.local.protocol import Answer, Place, Task
+from fedhet.runtimes.local.protocol import Answer, Place, WorkerTask
 from fedhet.runtimes.local.shared_memory import SharedSums
 from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 
@@ -35,11 +35,11 @@ class ClientWorker:
         self._fold: ReplyFold | None = None
         set_identity()
 
-    def handle(self, tasks: Sequence[Task]) -> list[Answer]:
+    def handle(self, tasks: Sequence[WorkerTask]) -> list[Answer]:
         """Answer tasks, one after the other."""
         return [self._handle(task) for task in tasks]
 
-    def _handle(self, task: Task) -> Answer:
+    def _handle(self, task: WorkerTask) -> Answer:
         """Answer with the client's reply, or an error reply if the ClientApp raises."""
         began = time.perf_counter()
         self._records = {  # keeps the last task's: most clients get the same

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fedhet.common.flower.messages import ErrorCode, make_message
 from fedhet.common.flower.task_identity import Run, empty_run, set_identity, set_message_id
-from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Task, Workers
+from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Workers, WorkerTask
 from fedhet.strategies.round.reply_fold import FoldSettings, ReplyFold
 from fedhet.strategies.wire.array_codec import bytes_of
 from fedhet.strategies.wire.records import array_records
@@ -32,7 +32,7 @@ _SHORT_SECONDS, _BATCH_SECONDS = 0.02, 0.005
 class _Waiting:
     """A message to deliver: its task, and its expected time relative to the others."""
 
-    task: Task
+    task: WorkerTask
     size: float
     alone: bool = False  # whether to send it alone: the worker of its batch was lost
 
@@ -215,7 +215,9 @@ class WorkerGrid(Grid):
         bare = make_message(message.metadata, rest)
         state = self._states.get(node_id, RecordDict())
         size = self._examples.get(node_id, float("inf"))  # unknown ones first
-        return _Waiting(Task(self._federation, bare, placed, list(content), state, settings), size)
+        return _Waiting(
+            WorkerTask(self._federation, bare, placed, list(content), state, settings), size
+        )
 
     def _dispatch(self) -> None:
         if self._queue and not self._given:

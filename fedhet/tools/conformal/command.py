@@ -61,7 +61,7 @@ def _measure_all(options: argparse.Namespace) -> None:
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)
         if run.settings.get("evaluation.model") == "clients":
-            text = "the sets are of the shared model; this run scores the clients' own models"
+            text = "the sets describe the shared model; this run scores the clients' own models"
             errors.print(f"{text} (evaluation.model=clients)", markup=False, highlight=False)
         if options.trust:
             trust(folder)

@@ -24,7 +24,7 @@ from fedhet.tasks.conformal.scores import (
     quantile,
     scores_for,
 )
-from fedhet.tasks.conformal.sketch import Client
+from fedhet.tasks.conformal.sketch import HeldOutClient
 from fedhet.tasks.evaluation import logits_of
 
 LEVELS = 20  # of the curve, beside the requested one
@@ -61,7 +61,7 @@ class Outputs:
 
 
 @dataclass
-class Measured:
+class MeasuredSets:
     """Coverage and size of the sets over the splits."""
 
     levels: Sequence[float]  # a, ascending
@@ -92,9 +92,9 @@ class RunSets:
     """The sets of a run's model, by the score's name."""
 
     accuracy: float  # top-1 on the test set, in [0, 1]
-    centralised: Mapping[str, Measured]  # calibrated on half of the test set
-    sketched: Mapping[str, Measured] = field(default_factory=dict)  # by the clients' histograms
-    pooled: Mapping[str, Measured] = field(default_factory=dict)  # by the scores behind these
+    centralised: Mapping[str, MeasuredSets]  # calibrated on half of the test set
+    sketched: Mapping[str, MeasuredSets] = field(default_factory=dict)  # by the clients' histograms
+    pooled: Mapping[str, MeasuredSets] = field(default_factory=dict)  # by the scores behind these
 
 
 def measure(folder: Path, options: Options) -> RunSets:
@@ -117,7 +117,9 @@ def levels_for(accuracy: float, alpha: float) -> list[float]:
     return sorted({alpha, *(round(float(level), 4) for level in grid)})
 
 
-def on_test_set(test: Outputs, levels: Sequence[float], options: Options) -> dict[str, Measured]:
+def on_test_set(
+    test: Outputs, levels: Sequence[float], options: Options
+) -> dict[str, MeasuredSets]:
     """Calibrate on a random half of the test set, and count the other half, for each split."""
     count = len(test.labels)
     half = count // 2
@@ -139,7 +141,7 @@ def on_test_set(test: Outputs, levels: Sequence[float], options: Options) -> dic
 
 def at_clients(
     held_out: Sequence[Outputs], test: Outputs, levels: Sequence[float], options: Options
-) -> tuple[dict[str, Measured], dict[str, Measured]]:
+) -> tuple[dict[str, MeasuredSets], dict[str, MeasuredSets]]:
     """Calibrate on the clients' held-out examples, and count the test set, for each split.
 
     Returns:
@@ -152,7 +154,9 @@ def at_clients(
         clients = []
         for place, own in enumerate(held_out):
             random = np.random.default_rng([options.seed, number, place + 1])
-            clients.append(Client.split(own.logits, own.labels, options.temperature_share, random))
+            clients.append(
+                HeldOutClient.split(own.logits, own.labels, options.temperature_share, random)
+            )
         temperature = calibration.temperature([client.log_losses() for client in clients])
         histograms = [client.histograms(temperature, options.bins) for client in clients]
         by_counts = calibration.thresholds(histograms, classes)
@@ -170,12 +174,12 @@ def at_clients(
 
 def _nothing_yet(
     test: Outputs, levels: Sequence[float], calibration: int = 0
-) -> dict[Score, Measured]:
+) -> dict[Score, MeasuredSets]:
     classes = test.logits.shape[1]
-    return {score: Measured(levels, calibration=calibration) for score in scores_for(classes)}
+    return {score: MeasuredSets(levels, calibration=calibration) for score in scores_for(classes)}
 
 
-def _by_name(found: Mapping[Score, Measured]) -> dict[str, Measured]:
+def _by_name(found: Mapping[Score, MeasuredSets]) -> dict[str, MeasuredSets]:
     return {score.name: measured for score, measured in found.items()}
 
 

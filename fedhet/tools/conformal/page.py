@@ -16,7 +16,7 @@ from fedhet.report.statistics import mean_text
 from fedhet.report.tables import cell_table
 from fedhet.tasks.conformal.scores import coverage_band
 from fedhet.tasks.conformal.sketch import Grid, bytes_down, bytes_up
-from fedhet.tools.conformal.measure import Measured, Options, RunSets
+from fedhet.tools.conformal.measure import MeasuredSets, Options, RunSets
 
 Found = Mapping[int, RunSets]  # by the run's id()
 DRAWN, SIZE = "RAPS", "mean size of the sets"
@@ -126,18 +126,18 @@ def _federated_table(layout: Layout, found: Found, options: Options) -> Table:
     return cell_table(layout, pd.DataFrame(rows, columns=heads), caption)
 
 
-def _coverage_and_size(measured: Sequence[Measured], alpha: float) -> list[str]:
+def _coverage_and_size(measured: Sequence[MeasuredSets], alpha: float) -> list[str]:
     coverage = [100 * value for one in measured for value in one.at(alpha)[0]]
     sizes = [value for one in measured for value in one.at(alpha)[1]]
     return [mean_text(coverage, 1), mean_text(sizes, 2)]
 
 
-def _size_at(reference: float, measured: Sequence[Measured]) -> str:
+def _size_at(reference: float, measured: Sequence[MeasuredSets]) -> str:
     sizes = [size for one in measured if (size := size_covering(reference, one)) is not None]
     return mean_text(sizes, 2) if len(sizes) == len(measured) else "outside the levels"
 
 
-def size_covering(reference: float, measured: Measured) -> float | None:
+def size_covering(reference: float, measured: MeasuredSets) -> float | None:
     """Return the mean size that covers so much, interpolated linearly; None outside the levels."""
     coverage = np.asarray(measured.coverage).mean(axis=0)[::-1]  # ascending
     size = np.asarray(measured.size).mean(axis=0)[::-1]

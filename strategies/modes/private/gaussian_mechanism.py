@@ -125,7 +125,7 @@ def epsilon_of(
         uploads: T, the number of mechanisms.
         delta: of (epsilon, delta).
         key: of the recipe, for the error if Opacus is not installed.
-        rate: Poisson sampling rate of what is protected, drawn anew each time.
+        rate: at which what is protected is drawn anew each time (Poisson sampling).
     """
     if uploads == 0:
         return 0.0

@@ -142,13 +142,13 @@ class Layout:
             tolerance: a client's numbers are multiples of it.
 
         Raises:
-            ValueError: if this is no mean of vectors: the first number is not 1.
+            ValueError: if this cannot be a mean of vectors: the first number is not 1.
         """
         mean = np.where(np.abs(mean) < 0.5 * tolerance / size, 0.0, mean)  # exact zeros
         ones, share, steps, step_size = (float(value) for value in mean[:_COUNTS])
         if len(mean) != len(self) or not abs(ones - 1.0) <= tolerance or not share > 0.0:
             raise ValueError(
-                f"this is no mean of {len(self)} numbers of each client: it has {len(mean)} "
+                f"this is not the mean of {len(self)} numbers of each client: it has {len(mean)} "
                 f"numbers, and the first is {ones:.4g} instead of 1"
             )
         tensors: dict[str, dict[str, Tensor]] = {group: {} for group in self._groups}

@@ -9,7 +9,7 @@ Flower's protocol notices a bad key or share late or not at all, and then nobody
 - if a client's shares do not give its secret, the others tell the server the seeds of the masks
   that they share with it ("pairwise seeds"), and the sum is the others'.
 
-Shares look random below the threshold, so their hashes tell nothing of the secrets.
+Shares look random below the threshold, so their hashes do not reveal the secrets.
 """
 
 from __future__ import annotations

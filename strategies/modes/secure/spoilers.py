@@ -26,7 +26,7 @@ _TRIES = 3  # spoilt sums, times N, after which a search is given up
 
 
 @dataclass(frozen=True)
-class Search:
+class SpoilerSearch:
     """The search so far.
 
     Attributes:
@@ -42,12 +42,12 @@ class Search:
     spoilt: int = 0
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Search:
+    def of(cls, state: Mapping[str, Any]) -> SpoilerSearch:
         """Return the search that a checkpoint has."""
         lists = {name: tuple(state.get(name, ())) for name in ("suspects", "doubtful", "found")}
         return cls(**lists, spoilt=int(state.get("spoilt", 0)))
 
-    def after(self, summed: Collection[int], *, spoilt: bool) -> Search:
+    def after(self, summed: Collection[int], *, spoilt: bool) -> SpoilerSearch:
         """Return the search after the sum of these clients."""
         open_cases = sorted({*self.suspects, *self.doubtful})
         if spoilt:
@@ -59,8 +59,8 @@ class Search:
                 for clients in (self.suspects, self.doubtful)
             )
         if not suspects:
-            return Search(found=self.found)
-        return Search(tuple(suspects), tuple(doubtful), self.found, self.spoilt + spoilt)
+            return SpoilerSearch(found=self.found)
+        return SpoilerSearch(tuple(suspects), tuple(doubtful), self.found, self.spoilt + spoilt)
 
     def left_out(self, num_clients: int, least: int) -> frozenset[int]:
         """Return the clients that the next round does without; ``least`` of N must remain."""
@@ -73,12 +73,14 @@ class Search:
         tried += max(0, missing - len(doubtful))
         return frozenset((*self.found, *doubtful[missing:], *suspects[tried:]))
 
-    def closed(self) -> Search:
+    def closed(self) -> SpoilerSearch:
         """Return the search with its last suspect found."""
-        return Search(found=(*self.found, *self.suspects))
+        return SpoilerSearch(found=(*self.found, *self.suspects))
 
 
-def searched(search: Search, replies: SecureReplies, num_clients: int, least: int) -> Search:
+def searched(
+    search: SpoilerSearch, replies: SecureReplies, num_clients: int, least: int
+) -> SpoilerSearch:
     """Return the search after a round, and say where it is.
 
     Args:

@@ -172,7 +172,7 @@ class SecureSum:
             data = answer[Key.MASKED_PARAMETERS]
             size = 1 + self.length
             if not isinstance(data, bytes) or len(data) != 4 * size:
-                raise ValueError(f"it is no vector of {size} numbers of 32 bits")
+                raise ValueError(f"it is not a vector of {size} numbers of 32 bits")
             return np.frombuffer(data, "<u4").astype(np.uint32)
 
         asked = {
@@ -287,7 +287,7 @@ class SecureSum:
         steps = int(str(self.setup[Key.TARGET_RANGE]))
         clip = float(str(self.setup[Key.CLIPPING_RANGE]))
         if int(total[0]) != count * steps:
-            why = "this is no sum of clients' vectors; one of them sent something else"
+            why = "this is not the sum of clients' vectors; one of them sent something else"
             raise SpoiltSumError(why, summed)
         (mean,) = dequantize([total[1:].astype(np.int64)], clip, steps)
         mean -= (count - 1) * clip
@@ -346,11 +346,11 @@ def _ring(nodes: Iterable[int], num_shares: int) -> dict[int, set[int]]:
 
 def _integers(value: object) -> list[int]:
     if not isinstance(value, list) or any(type(one) is not int for one in value):
-        raise ValueError("it is no list of node ids")
+        raise ValueError("it is not a list of node ids")
     return value
 
 
 def _byte_strings(value: object) -> list[bytes]:
     if not isinstance(value, list) or any(not isinstance(one, bytes) for one in value):
-        raise ValueError("it is no list of bytes")
+        raise ValueError("it is not a list of bytes")
     return value

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from fedhet.common.errors import ConfigError
 from fedhet.report.live import ADDRESS, LivePage, main, server_of
 from tests.finished_runs import no_pictures, write_run
 from tests.processes import SECONDS, Fork
+from tests.refused import refused
 
 __all__ = ["no_pictures", "write_run"]
 
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_the_command_without_a_traceback(write_run, tmp_path):
 
 
 def test_a_wrong_folder_or_port_is_said(tmp_path, capsys):
-    with pytest.raises(ConfigError, match="nowhere is not a folder"):
+    with refused("nowhere"):
         LivePage([tmp_path / "nowhere"])
     with pytest.raises(SystemExit):
         main([str(tmp_path), "--port", "70000"])

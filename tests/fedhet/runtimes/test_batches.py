@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedhet.runtimes.local.protocol import Answer, Federation, Task
+from fedhet.runtimes.local.protocol import Answer, Federation, WorkerTask
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 
 
@@ -15,7 +15,7 @@ class StubWorkers:
     def __init__(self, examples: Mapping[int, int], seconds: float) -> None:
         self.examples, self.seconds = examples, seconds
         self.sent: list[tuple[int, list[int]]] = []  # (worker, clients) of every message
-        self.waiting: list[tuple[int, Sequence[Task]]] = []
+        self.waiting: list[tuple[int, Sequence[WorkerTask]]] = []
 
     def __len__(self) -> int:
         return 2
@@ -26,7 +26,7 @@ class StubWorkers:
     def place(self, record: object) -> object:
         return record
 
-    def send(self, worker: int, tasks: Sequence[Task]) -> None:
+    def send(self, worker: int, tasks: Sequence[WorkerTask]) -> None:
         clients = [task.message.metadata.dst_node_id - 1 for task in tasks]
         self.sent.append((worker, clients))
         self.waiting.append((worker, tasks))
@@ -35,7 +35,7 @@ class StubWorkers:
         worker, tasks = self.waiting.pop(0)
         return [(worker, [self._answer(task) for task in tasks])]
 
-    def _answer(self, task: Task) -> Answer:
+    def _answer(self, task: WorkerTask) -> Answer:
         examples = self.examples[task.message.metadata.dst_node_id - 1]
         reply = Message(RecordDict(), reply_to=task.message)
         return Answer(reply, RecordDict(), examples, self.seconds * examples)

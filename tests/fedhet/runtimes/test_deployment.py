@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import ssl
@@ -499,7 +498,7 @@ def test_a_submission_that_nobody_answers_is_in_doubt_and_can_be_repeated(ending
 def test_a_sweep_resumes_a_job_whose_checkpoints_are_elsewhere(tmp_path):
     RunRecord("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0, "").write(tmp_path)
     assert plan_for(tmp_path, recipe()) is Plan.CONTINUE
-    with pytest.raises(FolderTaken, match=re.escape(str(tmp_path))):
+    with refused(str(tmp_path), kind=FolderTaken):
         plan_for(tmp_path, recipe(**{"local.lr": 0.3}))
 
 

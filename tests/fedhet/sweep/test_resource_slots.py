@@ -11,6 +11,7 @@ from filelock import FileLock
 from fedhet.conf import compose
 from fedhet.sweep import resource_slots
 from fedhet.sweep.resource_slots import Slot, divide, free_slot, jobs_at_once, limit_recipe
+from tests.refused import refused
 
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"
@@ -113,5 +114,5 @@ def test_a_recipe_is_limited_to_its_slot(overrides, slot, cpus, gpus):
 
 def test_a_client_that_needs_more_than_a_job_has_is_refused():
     recipe = compose({"overrides": "runtime.client_cpus=4"})
-    with pytest.raises(ValueError, match=r"runtime\.client_cpus=4.* leave each 2 .*n_jobs"):
+    with refused("runtime.client_cpus=4", "n_jobs", kind=ValueError):
         limit_recipe(recipe, Slot([0, 1], 2, [], 1))

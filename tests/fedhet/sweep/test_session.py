@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.common.errors import ConfigError
 from fedhet.common.results import DIVERGED, write_rows
 from fedhet.conf import compose_overrides, fingerprint
 from fedhet.conf.composition import composed
@@ -18,6 +17,7 @@ from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.plan import SweepPlan, plan_sweep
 from tests.fedhet.sweep.sweeps import fork, job_at, read_json, statuses, sweep_folder, wait_for
 from tests.processes import Fork, finish
+from tests.refused import refused
 
 BASIC = {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}
 SEARCH = {"_target_": "hydra_plugins.a_search.Sweeper", "direction": "maximize"}
@@ -47,7 +47,7 @@ def test_a_grid_has_the_product_of_its_values_and_a_search_its_trials():
 )
 def test_a_bad_value_anywhere_in_a_sweep_is_refused(word):
     key = word.partition("=")[0]
-    with pytest.raises(ConfigError, match=rf"^{re.escape(key)}=(-1|-1.0|minst) is "):
+    with refused(f"{key}="):
         plan([word, "rounds=1,2"], "accuracy", SEARCH)
 
 
@@ -58,17 +58,17 @@ def test_a_value_that_fits_only_beside_swept_ones_passes():
 
 
 @pytest.mark.parametrize(
-    ("words", "objective", "changes", "message"),
+    ("words", "objective", "changes", "named"),
     [
-        (["+results_dir=x"], "accuracy", {}, "results_dir .* hydra.sweep.dir"),
-        (["resume=true"], "accuracy", {}, "fedhet -m --resume FOLDER"),
-        ([], "loss", {}, "objective=loss is better when it is smaller.*direction=minimize"),
-        ([], "accuracy", {"storage": "sqlite://"}, "hydra.sweeper.storage=sqlite://.*--resume"),
+        (["+results_dir=x"], "accuracy", {}, "results_dir hydra.sweep.dir"),
+        (["resume=true"], "accuracy", {}, "--resume"),
+        ([], "loss", {}, "objective=loss direction=minimize"),
+        ([], "accuracy", {"storage": "sqlite://"}, "hydra.sweeper.storage=sqlite:// --resume"),
         ([], "accuracy", {"n_jobs": -1}, "hydra.sweeper.n_jobs=-1"),
     ],
 )
-def test_bad_sweeps_are_refused(words, objective, changes, message):
-    with pytest.raises(ConfigError, match=message):
+def test_bad_sweeps_are_refused(words, objective, changes, named):
+    with refused(*named.split()):
         plan(words, objective, {**SEARCH, **changes})
 
 

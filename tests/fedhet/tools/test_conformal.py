@@ -10,11 +10,11 @@ from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import Run
 from fedhet.tools.conformal import page as module
 from fedhet.tools.conformal.command import main
-from fedhet.tools.conformal.measure import Measured, Options, RunSets
+from fedhet.tools.conformal.measure import MeasuredSets, Options, RunSets
 from fedhet.tools.conformal.page import page, size_covering
 from tests.recipes import TINY, run_recipe
 
-MEASURED = Measured(
+MEASURED = MeasuredSets(
     levels=[0.1, 0.2, 0.3],
     coverage=[[0.9, 0.8, 0.7], [0.92, 0.82, 0.72]],
     size=[[3.0, 2.0, 1.0], [3.2, 2.2, 1.2]],

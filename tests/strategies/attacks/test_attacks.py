@@ -9,7 +9,6 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
-from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, compose_overrides, plain_part
 from fedhet.server_app.assembly import check_parts
 from fedhet.strategies.attacks.attack import hostile_clients
@@ -27,6 +26,7 @@ from fedhet.strategies.wire.records import to_record
 from fedhet.tasks import build_task
 from tests.federation import TensorBatches
 from tests.recipes import grid_of, overrides, run_recipe
+from tests.refused import refused
 
 SEED = np.random.SeedSequence(3)
 WHO = {"clients": [0, 2], "num_clients": 4, "allow": True}
@@ -74,11 +74,11 @@ def test_examples_are_changed():
     assert labels.tolist() == [2, 2, 1, 0, 0]
     assert (flipped.class_counts(), len(flipped)) == ([2, 1, 2], 5)
     attack = Backdoor(target=1, share=0.4, size=2, **WHO)
-    with pytest.raises(ConfigError, match="white square"):
+    with refused("attack=backdoor"):
         attack.check_method((), num_classes=10)
     attack.white = torch.tensor([7.0])
     attack.check_method((), num_classes=2)
-    with pytest.raises(ConfigError, match=r"attack\.target=1 is none of the 1 classes"):
+    with refused("attack.target=1"):
         attack.check_method((), num_classes=1)
     ((inputs, labels),) = attack.data(data).batches(5, generator=None, train=True)
     assert labels.tolist() == [1, 1, 1, 2, 2]
@@ -115,26 +115,26 @@ def test_hostile_clients_are_named_or_drawn():
     assert len(drawn[2]) == 20
     assert len(hostile_clients(0.01, 5, 0)) == 1
     for wrong in ([5], [], [1, 1], [-1]):
-        with pytest.raises(ConfigError, match=r"attack\.clients"):
+        with refused("attack.clients"):
             hostile_clients(wrong, 5, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "named"),
     [
-        (["attack=sign_flip"], r"attack.allow=false: set attack.allow=true if you mean it"),
+        (["attack=sign_flip"], "attack.allow=false attack.allow=true"),
         (
             ["attack=sign_flip", "attack.allow=true", "runtime=deployment"],
-            "is for simulations, and runtime=deployment",
+            "runtime=deployment",
         ),
-        (["attack=alie", "attack.allow=true", "attack.clients=[1]"], "name two or more"),
+        (["attack=alie", "attack.allow=true", "attack.clients=[1]"], "attack.clients"),
         (["attack=backdoor", "attack.allow=true", "attack.share=1.5"], "attack.share=1.5"),
-        (["attack=gaussian", "attack.allow=true", "attack.clients=[10]"], "ids from 0 to 9"),
+        (["attack=gaussian", "attack.allow=true", "attack.clients=[10]"], "attack.clients 9"),
     ],
 )
-def test_a_wrong_attack_is_refused_before_anything_starts(words, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_wrong_attack_is_refused_before_anything_starts(words, named):
+    with refused(*named.split()):
         check_parts(compose(overrides(*words)))
 
 

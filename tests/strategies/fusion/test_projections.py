@@ -5,13 +5,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.fusion import input_statistics as statistics
 from fedhet.strategies.fusion.maecho_iterates import Inputs
 from fedhet.strategies.fusion.projections import ProjectionClient, Projections
 from tests.federation import TensorBatches
+from tests.refused import refused
 from tests.strategies.sides import check_side, client_side, server_side
 
 SUMMARY = LocalSummary(num_examples=1, num_steps=1, lr_sum=0.1)
@@ -191,29 +191,29 @@ def test_wide_layers_are_sketched_and_each_layer_may_have_a_rank():
     [
         (
             client_side(Projections, rank=[8, None, 8], sketch_above=20),
-            r"body\.3\.weight has 27 inputs",
+            "body.3.weight",
         ),
         (
             client_side(Projections, rank=[2, 2]),
-            r"rank=\[2, 2\] has 2 numbers, but the model has 3",
+            "rank=[2, 2]",
         ),
-        (client_side(Projections, sketch_above=20), r"strategy\.projections\.rank"),
+        (client_side(Projections, sketch_above=20), "strategy.projections.rank"),
         (client_side(Projections, form="damped", rank=2, sketch_above=20), "form=ridge"),
     ],
 )
 def test_what_cannot_be_projected_is_refused_before_round_1(side, why):
     check_side(client_side(Projections, rank=[None, 8, None], sketch_above=20), Small(), SGD())
     check_side(client_side(Projections, rank=2, sketch_above=20), Small(), SGD())
-    with pytest.raises(ConfigError, match=why):
+    with refused(why):
         check_side(side, Small(), SGD())
-    with pytest.raises(ConfigError, match=r"0\.weight has 2 groups"):
+    with refused("0.weight"):
         check_side(client_side(Projections), nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), SGD())
     reflecting = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
-    with pytest.raises(ConfigError, match="padding_mode='reflect'"):
+    with refused("padding_mode='reflect'"):
         check_side(client_side(Projections), nn.Sequential(reflecting), SGD())
     half = nn.Sequential(nn.Linear(4, 4))
     half[0].bias.requires_grad_(False)
-    with pytest.raises(ConfigError, match=r"0\.bias is not trained"):
+    with refused("0.bias"):
         client_side(Projections).check(half, SGD(), ["0.weight"])
 
 
@@ -230,10 +230,10 @@ def replied(projection: torch.Tensor, scale: float = 1.0) -> Reply:
 @pytest.mark.parametrize(
     ("projection", "why"),
     [
-        (torch.zeros(4, 5), r"expected \(4, r\) with r <= 4"),
-        (torch.zeros(4, 0), "expected"),
-        (2 * torch.eye(4)[:, :2], "eigenvalue of 4, above 1"),
-        (torch.ones(4, 2), "eigenvalue of 8, above 1"),
+        (torch.zeros(4, 5), "(4, 5)"),
+        (torch.zeros(4, 0), "(4, 0)"),
+        (2 * torch.eye(4)[:, :2], "eigenvalue of 4"),
+        (torch.ones(4, 2), "eigenvalue of 8"),
     ],
 )
 def test_projections_with_too_many_columns_or_wrong_eigenvalues_and_class_counts_are_refused(
@@ -242,11 +242,11 @@ def test_projections_with_too_many_columns_or_wrong_eigenvalues_and_class_counts
     server, good = server_side(Projections), torch.eye(4)[:, :2]
     server.init({"body.weight": torch.zeros(3, 4), "head.weight": torch.zeros(2, 3)})
     server.check(replied(good))
-    with pytest.raises(RefusedReplyError, match=why):
+    with refused(why, kind=RefusedReplyError):
         server.check(replied(projection))
     wrong = replied(good)
     wrong.payloads["class_counts"]["counts"] += 1
-    with pytest.raises(RefusedReplyError, match="class counts sum to 5, and it has 3"):
+    with refused("5", "3", kind=RefusedReplyError):
         server.check(wrong)
 
 
@@ -266,7 +266,7 @@ def test_scales_that_no_client_of_the_form_has_are_refused(form, scale, valid):
     reply.payloads["projection_scales"]["body.weight"] *= form == "ridge"
     if valid:
         return server.check(reply)
-    with pytest.raises(RefusedReplyError, match=rf"is {scale:g}: with .*form={form} "):
+    with refused(f"{scale:g}", f"form={form}", kind=RefusedReplyError):
         server.check(reply)
 
 

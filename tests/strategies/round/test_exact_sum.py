@@ -168,15 +168,24 @@ def test_the_most_summands_of_the_largest_size_do_not_overflow(weight, sign):
         torch.testing.assert_close(mean, value, rtol=2e-7, atol=0.0)
 
 
+# 2^57 times the first is a multiple of 2^40 and far from one of 2^51; the second is one number.
+@pytest.mark.parametrize("size", [2.0**28 - 2.0**-17, 2.0**-7 - 2.0**-40])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_the_most_summands_with_the_largest_low_parts_do_not_overflow(sign):
-    """(2^28 - 2^-17) 2^57 is a multiple of 2^40 and far from one of 2^51."""
-    value = sign * (largest_summand(MOST_SUMMANDS) - 2.0**-17)
-    assert abs(value) == 2.0**28 - 2.0**-17
-    total = total_of([({"w": torch.tensor([value], dtype=torch.float64)}, 1.0)])
+def test_the_most_summands_with_the_largest_low_parts_do_not_overflow(sign, size):
+    assert size < largest_summand(MOST_SUMMANDS)
+    total = total_of([({"w": torch.tensor([sign * size], dtype=torch.float64)}, 1.0)])
     for _ in range(18):
         total.merge(copy.deepcopy(total))
-    assert total.over(1.0)["w"].item() == sign * (2.0**46 - 2.0)
+    assert total.over(1.0)["w"].item() == sign * size * 2.0**18
+
+
+@pytest.mark.parametrize("unit", [FINE, COARSE])
+def test_numbers_of_every_size_are_added(unit):
+    """One size at a time: in a block with larger ones all are split into two numbers."""
+    for exponent in range(-20, 40):
+        value = torch.tensor([1.125, -1.5], dtype=torch.float32) * 2.0**exponent
+        total = total_of([({"w": value}, 1.0), ({"w": value}, 2.0)], unit)
+        assert torch.equal(total.over(3.0)["w"], value), exponent
 
 
 def test_the_bound_of_one_client_is_that_of_weight_one():

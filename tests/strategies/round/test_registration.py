@@ -20,6 +20,7 @@ from fedhet.strategies.round.registration import (
 )
 from fedhet.strategies.wire.records import METRICS, UNASKED, config_of, to_metrics
 from tests.federation import InProcessGrid, lost, node_info
+from tests.refused import refused
 from tests.strategies.round.test_round import run
 from tests.strategies.sides import built
 
@@ -73,36 +74,36 @@ def silence(grid: InProcessGrid) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "how", "message"),
+    ("change", "how", "named"),
     [
         (
             lambda grid: grid.handlers.pop(102),
             {"size": 0},
-            r"clients=3, but only 2 SuperNodes .*set clients=2, or, .* runtime\.min_clients=2",
+            ["clients=3", "clients=2", "runtime.min_clients=2"],
         ),
         (
             lambda grid: [grid.handlers.pop(node) for node in (101, 102)],
             {"min_clients": 2},
-            r"clients=3 \(runtime\.min_clients=2\), but only 1 SuperNodes",
+            ["clients=3", "runtime.min_clients=2", "1 SuperNodes"],
         ),
-        (silence, {"timeout": -1.0}, "but only 2 SuperNodes are registered"),
-        (lambda grid: grid.handlers.update({101: failing}), {}, "refused were: .*no such folder"),
+        (silence, {"timeout": -1.0}, ["2 SuperNodes"]),
+        (lambda grid: grid.handlers.update({101: failing}), {}, ["no such folder"]),
         (
             lambda grid: grid.handlers.pop(102),
             {"nodes_may_join": False},
-            "only 2 simulated clients are there after .*set clients to their .*num-supernodes=3",
+            ["2 simulated clients", "num-supernodes=3"],
         ),
         (
             lambda grid: grid.handlers.update({101: failing}),
             {"nodes_may_join": False},
-            "only 2 simulated clients can take part; refused were: .*no such folder$",
+            ["2 simulated clients", "no such folder"],
         ),
     ],
 )
-def test_too_few_clients_end_the_start_with_the_reasons(change, how, message):
+def test_too_few_clients_end_the_start_with_the_reasons(change, how, named):
     grid = grid_of(0, 1, 2, code="aa")
     change(grid)
-    with pytest.raises(TimeoutError, match=message):
+    with refused(*named, kind=TimeoutError):
         register(grid, **how)
 
 
@@ -356,7 +357,7 @@ def test_a_round_waits_for_min_replies_clients_until_the_timeout(monkeypatch):
     assert looks == [0, 0, 1, 1, 1, 1, 1]
     ending = built(FedAvg, federation=FederationConfig(min_replies=3, connect_timeout_seconds=0.05))
     connect(monkeypatch, ending, lambda looks: WITHOUT_1 if looks[-1] else ALL)
-    with pytest.raises(TimeoutError, match=r"min_replies=3, but only 2 of 3 clients are connected"):
+    with refused("min_replies=3", kind=TimeoutError):
         run(ending, rounds=2)
 
 

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Result
 from torch import nn
 
 from fedhet.client_app.state import ContextStateStore, FolderStateStore
-from fedhet.common.errors import ConfigError, DivergedError
+from fedhet.common.errors import DivergedError
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.strategies.base import ClientSide, ServerSide
 from fedhet.strategies.components.aggregators import WeightedMean
@@ -32,6 +32,7 @@ from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.wire.client_versions import ClientVersions
 from fedhet.strategies.wire.records import to_record, to_tensors
 from tests.federation import Regression, TensorBatches, federate, lost
+from tests.refused import refused
 from tests.strategies import test_closed_forms as closed_forms
 from tests.strategies.sides import built, client_side
 
@@ -108,7 +109,7 @@ def test_too_few_replies_leave_the_model_as_it_was_and_end_the_run_if_repeated()
     assert torch.equal(params["head.weight"], torch.zeros(1, 2, dtype=torch.float64))
     assert len(reports[1].failures) == 2
     federation = FederationConfig(max_failed_rounds=2)
-    with pytest.raises(RuntimeError, match=r"2 rounds .*min_replies=1.*3 clients .*no reply"):
+    with refused("2 rounds", "min_replies=1", kind=RuntimeError):
         run(built(FedAvg, federation=federation), tamper=without(0, 1, 2))
     strategy, lose = built(FedAvg, federation=federation), without(0, 1, 2)
     _, reports = run(  # one in a row, twice
@@ -124,12 +125,12 @@ def test_the_round_that_ends_a_run_is_reported_and_a_resumed_run_has_all_its_cha
         seen.append((report.round, len(report.failures), report.fatal is None))
 
     first = built(FedAvg, federation=federation)
-    with pytest.raises(RuntimeError, match="2 rounds in a row"):
+    with refused("2 rounds", kind=RuntimeError):
         run(first, rounds=9, tamper=without(0, 1, 2), on_round=report_of)
     assert seen == [(0, 0, True), (1, 3, True), (2, 3, False)]
     second = built(FedAvg, federation=federation)
     second.restore(first.snapshot())
-    with pytest.raises(RuntimeError, match="2 rounds in a row"):
+    with refused("2 rounds", kind=RuntimeError):
         run(second, rounds=9, tamper=without(0, 1, 2), on_round=report_of)
     assert seen[3:] == [(3, 3, True), (4, 3, False)]
 
@@ -137,7 +138,7 @@ def test_the_round_that_ends_a_run_is_reported_and_a_resumed_run_has_all_its_cha
 def test_a_strategy_goes_on_after_its_last_round_and_does_not_run_one_again():
     strategy, seen = FedAvg(), []
     run(strategy, rounds=2)
-    with pytest.raises(ConfigError, match="num_rounds=2: this strategy has run 2 rounds"):
+    with refused("num_rounds=2"):
         run(strategy, rounds=2)
     run(strategy, rounds=3, on_round=lambda report, arrays: seen.append(report.round))
     assert seen == [3]
@@ -153,8 +154,18 @@ def test_a_run_has_diverged_if_most_of_its_clients_have(lost, error):
         return reply
 
     federation = FederationConfig(min_replies=3, max_failed_rounds=1)
-    with pytest.raises(error, match=r"1 rounds in a row.*holds NaN or Inf"):
+    with refused("NaN or Inf", kind=error):
         run(built(FedAvg, federation=federation), rounds=1, tamper=tamper)
+
+
+def test_the_state_has_the_output_where_it_is_not_the_model():
+    """A round that fails after a resume evaluates it again."""
+    strategy = built(FedDyn)
+    params, _ = run(strategy)
+    resumed = built(FedDyn)
+    zeros = {name: torch.zeros_like(value) for name, value in params.items()}
+    resumed.server_step.init(zeros, strategy.server_step.state_dict())
+    assert torch.equal(resumed.server_step.output_model["head.weight"], params["head.weight"])
 
 
 def test_a_client_keeps_the_states_of_the_last_two_checkpoints():
@@ -239,7 +250,7 @@ def test_folder_store_keeps_what_may_be_asked_for(tmp_path):
     assert store.load("run", 6) == {}
     assert store.load("other", 4) == {}
     for experiment in ("../up", "a/b", "", ".hidden"):  # it comes from the network
-        with pytest.raises(ValueError, match="no folder name"):
+        with refused("folder", kind=ValueError):
             store.load(experiment, 1)
 
 
@@ -285,19 +296,19 @@ class Owner(ClientSide):
 
 
 @pytest.mark.parametrize(
-    ("clients", "servers", "message"),
+    ("clients", "servers", "named"),
     [
-        ([Owner, Owner], [], r"\['0', '1'\] all have a model of the client's own to score"),
-        ([Needy], [], r"client_sides\.0 needs the payloads \['soft_labels'\]"),
-        ([], [Giver], r"server_sides\.0 needs the payloads \['sums'\]"),
-        ([Needy], [Giver, Giver], "0 and 1 both send soft_labels from the server: drop one"),
-        ([Corrector, Corrector], [], r"\['0', '1'\] all correct .*allow_stacked_corrections"),
+        ([Owner, Owner], [], ["0", "1"]),
+        ([Needy], [], ["client_sides.0", "soft_labels"]),
+        ([], [Giver], ["server_sides.0", "sums"]),
+        ([Needy], [Giver, Giver], ["0", "1", "soft_labels"]),
+        ([Corrector, Corrector], [], ["0", "1", "allow_stacked_corrections"]),
     ],
 )
-def test_sides_that_do_not_fit_are_refused(clients, servers, message):
+def test_sides_that_do_not_fit_are_refused(clients, servers, named):
     parts = ("client_sides", clients), ("server_sides", servers)
     sides = {part: {str(n): side() for n, side in enumerate(some)} for part, some in parts}
-    with pytest.raises(ConfigError, match=message):
+    with refused(*named):
         built(**sides)
     if Corrector in clients:
         built(**sides, allow_stacked_corrections=True)
@@ -328,7 +339,7 @@ class Drawing(FixedSizeSampler):
 
 @pytest.mark.parametrize("drawn", [[0, 0], [-1], [0, 7], [0.5], ["0"]])
 def test_what_a_sampler_draws_is_checked(drawn):
-    with pytest.raises(ConfigError, match=r"Drawing drew .*different whole numbers from 0 to 2"):
+    with refused("Drawing"):
         run(built(FedAvg, sampler=Drawing(drawn)), rounds=1)
 
 
@@ -343,23 +354,23 @@ class Wrong(WeightedMean):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        (lambda delta: {}, r"Wrong gave no 'head\.weight': it must give all of"),
-        (lambda delta: None, r"Wrong gave a NoneType: it must give tensors by name"),
-        (lambda delta: {**delta, "x": torch.zeros(1)}, r"Wrong gave 'x', which is not one of"),
+        (lambda delta: {}, "head.weight"),
+        (lambda delta: None, "NoneType"),
+        (lambda delta: {**delta, "x": torch.zeros(1)}, "'x'"),
         (
             lambda delta: {name: value.numpy() for name, value in delta.items()},
-            r"'head\.weight' as ndarray: it must be a tensor of shape \(1, 2\)",
+            "ndarray",
         ),
         (
             lambda delta: {name: value.sum() for name, value in delta.items()},
-            r"as \(\): it must be",
+            "()",
         ),
     ],
 )
-def test_what_an_aggregator_gives_is_checked(change, message):
-    with pytest.raises(ConfigError, match=message):
+def test_what_an_aggregator_gives_is_checked(change, named):
+    with refused("Wrong", named):
         run(built(aggregator=Wrong(change)), rounds=1)
 
 
@@ -394,15 +405,15 @@ REORDERED = {"reordering": Reordering()}
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("build", "named"),
     [
-        (lambda: built(FedDyn, transforms=REORDERED), "transforms Reordering .* FedDynServer"),
-        (lambda: built(FedPVR, transforms=REORDERED), "Reordering .* control_variate_delta"),
-        (fedala_with_fednova, "aggregator NormalizedMean .* fedala"),
+        (lambda: built(FedDyn, transforms=REORDERED), ["Reordering", "FedDynServer"]),
+        (lambda: built(FedPVR, transforms=REORDERED), ["Reordering", "control_variate_delta"]),
+        (fedala_with_fednova, ["NormalizedMean", "fedala"]),
     ],
 )
-def test_an_aggregation_that_does_not_mean_what_clients_mean_is_refused(build, message):
-    with pytest.raises(ConfigError, match=message):
+def test_an_aggregation_that_does_not_mean_what_clients_mean_is_refused(build, named):
+    with refused(*named):
         build()
 
 
@@ -531,7 +542,7 @@ def test_a_secure_sum_reports_a_lost_state():
 )
 def test_a_slot_that_makes_the_method_is_not_taken_and_then_dropped(method, slot):
     given = {"server_optimizer": SGD(lr=0.5), "aggregator": Median()}[slot]
-    with pytest.raises(ConfigError, match=rf"{method.name}.*{slot}"):
+    with refused(method.name, slot):
         built(method, **{slot: given})
 
 

@@ -28,6 +28,7 @@ from fedhet.strategies.wire.client_versions import ClientVersions
 from fedhet.strategies.wire.records import METRICS, UPDATE, to_tensors
 from fedhet.strategies.wire.tensor_decoder import printable
 from tests.recipes import TINY, grid_of, overrides, run_recipe
+from tests.refused import refused
 
 METHODS = ["fedavg", "scaffold", "fedpvr", "feddw", "maecho", "fedmrur", "fedproto", "fednova"]
 METHODS += ["scaffold strategy/compression=top_k"]  # test_compressed_records.py has the codecs'
@@ -388,5 +389,5 @@ def test_counts_of_examples_are_whole_and_not_more_than_the_client_has(method, c
             old = record["counts"]
             record["counts"] = Array(old.dtype, tuple(old.shape), old.stype, replaced)
     assert found == 1
-    with pytest.raises(RefusedReplyError, match="counts"):
+    with refused("counts", kind=RefusedReplyError):
         border.decode(captured.reply, BAD, captured.expected)

@@ -62,8 +62,8 @@ def by_flower(strategy, vectors) -> np.ndarray:
 
 
 def test_a_trimmed_mean_cuts_the_stated_share():
-    """.29 * 100 is 28.999999999999996: of 29 zeros and 29 ones at the ends, none is left."""
-    values = [0.0] * 29 + [0.5] * 42 + [1.0] * 29
+    """.29 * 100 is 28.999999999999996: of 29 zeros and 29 twos at the ends, none is left."""
+    values = [0.0] * 29 + [0.5] * 42 + [2.0] * 29
     vectors = [{"x": torch.tensor([value])} for value in values]
     vectors[71] = {"x": torch.tensor([100.0])}
     found, *_ = TrimmedMean(trim=0.29).mean("update", vectors)

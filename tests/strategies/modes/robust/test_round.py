@@ -7,7 +7,6 @@ import pytest
 import torch
 from flwr.app import Message
 
-from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, compose_overrides
 from fedhet.load_run import task_of
 from fedhet.server_app.assembly import check_parts
@@ -26,6 +25,7 @@ from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.wire.records import METRICS
 from tests.federation import Regression, TensorBatches, federate
 from tests.recipes import overrides, run_recipe
+from tests.refused import refused
 from tests.strategies.sides import built
 
 
@@ -110,7 +110,7 @@ def test_too_few_replies_leave_the_model_and_end_the_run():
         metrics = reply.content.metric_records.get("metrics")
         return None if metrics and metrics["partition-id"] > 2 else reply
 
-    with pytest.raises(RuntimeError, match=r"fewer valid replies than the 5 that strategy\.aggreg"):
+    with refused("5", "strategy.aggregator", kind=RuntimeError):
         run(built(FedAvg, aggregator=Krum(attackers=1), local_lr=0.1), lost)
 
 
@@ -125,15 +125,15 @@ class _Own:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "named"),
     [
         (
             lambda: built(SCAFFOLD, aggregator=FLTrust(), server_model=MODEL),
-            "FLTrust trains on the root set without.*control",
+            ["FLTrust", "control"],
         ),
         (
             lambda: built(FedAvg, aggregator=Median(), output=_Own()),
-            "made of the clients' single models",
+            ["Median", "_Own"],
         ),
         (
             lambda: built(
@@ -141,12 +141,12 @@ class _Own:
                 server_sides={"fednova": FedNovaServer()},
                 aggregator=Median(),
             ),
-            r"the place of the method's own aggregator, which alone reads.*fednova_reach",
+            ["Median", "fednova_reach"],
         ),
     ],
 )
-def test_methods_that_cannot_be_protected_are_refused(make, words):
-    with pytest.raises(ConfigError, match=words):
+def test_methods_that_cannot_be_protected_are_refused(make, named):
+    with refused(*named):
         make()
 
 
@@ -154,7 +154,7 @@ def test_methods_that_cannot_be_protected_are_refused(make, words):
 def test_a_recipe_with_too_few_clients_is_refused_before_anything_starts():
     words = ("strategy/aggregator=bulyan", "strategy.aggregator.attackers=2", "clients=20")
     check_parts(compose(overrides(*words)))
-    with pytest.raises(ConfigError, match=r"attackers=2 needs 11 replies.*at most 10"):
+    with refused("attackers=2", "11", "10"):
         check_parts(compose(overrides(*words, "participation=0.5")))
 
 

@@ -14,7 +14,6 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
-from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Reads, RefusedReplyError, Reply, ServerSide
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.feddw import FedDW
@@ -26,6 +25,7 @@ from fedhet.strategies.round.evaluation import ClientMetrics
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.statistics.soft_labels import SOFT_LABELS
 from fedhet.strategies.wire.border import Expected, Sender, decode
+from tests.refused import refused
 from tests.strategies.labelled import Biasless, blobs, train
 from tests.strategies.sides import built
 
@@ -292,27 +292,27 @@ class Watcher:
 
 
 @pytest.mark.parametrize(
-    ("slots", "why"),
+    ("slots", "named"),
     [
-        ({"observers": [Watcher(Reads.REPLIES)]}, "watcher Watcher reads single replies"),
-        ({"client_metrics": ClientMetrics(asked=True)}, r"evaluation\.clients"),
-        ({"client_metrics": ClientMetrics(per_client=True)}, r"evaluation\.per_client=true"),
-        ({"system": Constant()}, r"system and strategy/secure_aggregation"),
+        ({"observers": [Watcher(Reads.REPLIES)]}, "watcher Watcher"),
+        ({"client_metrics": ClientMetrics(asked=True)}, "evaluation.clients"),
+        ({"client_metrics": ClientMetrics(per_client=True)}, "evaluation.per_client=true"),
+        ({"system": Constant()}, "system strategy/secure_aggregation"),
         (
             {"server_sides": {"reader": Reader()}},
-            r"server_sides\.reader Reader reads single replies",
+            "server_sides.reader Reader",
         ),
     ],
 )
-def test_parts_that_read_single_replies_are_refused_and_why(slots, why):
-    with pytest.raises(ConfigError, match=why):
+def test_parts_that_read_single_replies_are_refused_and_why(slots, named):
+    with refused(*named.split()):
         built(**slots, secure_aggregation=SECURE)
     reads_sums = {"server_sides": {"keeper": ServerSide()}, "observers": [Watcher(Reads.SUM)]}
     built(**reads_sums, secure_aggregation=SECURE)
 
 
 def test_a_client_with_more_examples_than_the_recipe_allows_is_refused():
-    with pytest.raises(ConfigError, match="max_examples=10"):
+    with refused("max_examples=10"):
         SecAggPlus(max_examples=10).check_client(11)
 
 
@@ -323,7 +323,7 @@ def test_the_sum_uses_32_bits_and_a_majority_can_unmask():
         steps = secure.steps(size)
         assert size * steps < 1 << 32
         assert steps == 1 << 30 or 2 * size * steps >= 1 << 32
-        with pytest.raises(ConfigError, match="quantization_range"):
+        with refused("quantization_range"):
             SecAggPlus(quantization_range=1 << 30).steps(max(size, 5))
     for one in (secure, least):
         assert all(n / 2 < one._setup(n)["threshold"] <= n for n in range(3, 200))
