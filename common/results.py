@@ -1,7 +1,7 @@
 """The results directory of a run: config.yaml, metrics.jsonl and summary.json.
 
 This is the one place that writes and reads them. metrics.jsonl has one JSON object per line and
-round, round 0 being the initial model; each line is on disk before the next round begins.
+round, round 0 being the initial model; each line is written before the next round begins.
 summary.json is written last, however the run ended. Both files are valid JSON: NaN and Inf become
 null.
 

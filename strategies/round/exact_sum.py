@@ -86,7 +86,7 @@ class ExactSum:
         self.__dict__ = {**state, "_empty": plain_empty, "_own": False}  # Ray's is read-only
 
     def add(self, tensors: Tensors, weight: float = 1.0) -> dict[str, float]:
-        """Add ``weight`` times the tensors; return their norms."""
+        """Add ``weight`` times the tensors; return their norms, taken in the order of the sum."""
         if not tensors:
             return {}
         if not self._like:
