@@ -79,12 +79,13 @@ def run_fedhet(words: Sequence[str], folder: Path) -> None:
         print(done.stdout, done.stderr, file=sys.stderr)
 
 
-def timed_command(words: Sequence[str]) -> float:
-    """Return how many seconds ``fedhet`` takes from start to end, in a folder of its own."""
-    program = str(Path(sys.executable).with_name("fedhet"))
+def timed_command(words: Sequence[str], program: str = "fedhet") -> float:
+    """Return how many seconds a program takes from start to end, in a folder of its own."""
+    command = [str(Path(sys.executable).with_name(program)), *words]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()
-        subprocess.run([program, *words], cwd=scratch, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(command, cwd=scratch, env=env, stdout=subprocess.DEVNULL, check=True)
         return time.perf_counter() - began
 
 

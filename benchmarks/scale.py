@@ -155,7 +155,7 @@ def population(sizes: list[int], rounds: int) -> dict[str, Any]:
 def sums(repeats: int) -> dict[str, Any]:
     """Return the CPU seconds of adding an update, exactly and in float32, in turns."""
     model = PlainSGD([*NOISE, *STEP, "clients=1"]).runtime.model
-    update = {name: 1e-3 * torch.randn(p.shape) for name, p in model.named_parameters()}
+    update = {n: 1e-3 * torch.randn_like(p.detach()) for n, p in model.named_parameters()}
     plain = {name: torch.zeros_like(value) for name, value in update.items()}
     exact = ExactSum(COARSE)
 

@@ -1,6 +1,7 @@
 """Seconds from the command to the end of round 1, and what a round costs when training is trivial.
 
-First how long `fedhet --help`, and `fedhet` as it is (digits, 30 rounds), take from start to end.
+First how long `fedhet --help`, and `fedhet` as it is (digits, 30 rounds) beside `import torch`,
+take from start to end, and a sweep over six seeds beside its six runs one after the other.
 
     python -m benchmarks start [--runtimes local flower] [--clients 100 1000] [--repeats 5]
 
@@ -11,10 +12,21 @@ round is the median time from the end of one round to the end of the next, witho
 
 from __future__ import annotations
 
+import os
 import statistics
+from functools import partial
 
-from benchmarks.harness import FOLDER, options_of, save, spread, timed_command, timed_run
+from benchmarks.harness import (
+    FOLDER,
+    in_turns,
+    options_of,
+    save,
+    spread,
+    timed_command,
+    timed_run,
+)
 
+SEEDS = range(6)
 SAMPLED, WARM = 10, 10
 RECIPE = [
     "task=digits",
@@ -28,16 +40,34 @@ RECIPE = [
 ]
 
 
+def six_runs() -> float:
+    """Return how many seconds the runs of the sweep take one after the other."""
+    return sum(timed_command([f"seed={seed}"]) for seed in SEEDS)
+
+
+def commands(repeats: int) -> dict[str, object]:
+    """Return the seconds of a default run and of a sweep, in turns with what they are held to."""
+    torch = partial(timed_command, ["-c", "import torch"], "python")
+    sweep = partial(timed_command, ["-m", f"seed={','.join(map(str, SEEDS))}"])
+    found = in_turns(torch, {"fedhet": partial(timed_command, [])}, repeats)
+    found |= in_turns(six_runs, {"fedhet -m": sweep}, max(repeats // 2, 1))
+    for (command, one), base in zip(found.items(), ("import torch", "its six runs"), strict=True):
+        seconds, ratios = spread(one["seconds"], ".2f"), spread(one["ratios"], ".2f")
+        load = os.getloadavg()[0]
+        print(f"{command}: {seconds} s, {ratios} times {base}; load {load:.0f}")
+    return {**found, "load": os.getloadavg()[0]}
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = options_of(__doc__, "start", repeats=5)
-    parser.add_argument("--runtimes", nargs="+", default=["local", "flower"])
+    parser.add_argument("--runtimes", nargs="*", default=["local", "flower"])
     parser.add_argument("--clients", nargs="+", type=int, default=[100, 1000])
     parser.add_argument("--rounds", type=int, default=200)
     options = parser.parse_args()
-    for words in (["--help"], []):
-        seconds = [timed_command(words) for _ in range(options.repeats)]
-        print(f"fedhet {' '.join(words)}: {spread(seconds, '.2f')} s")
+    seconds = [timed_command(["--help"]) for _ in range(options.repeats)]
+    print(f"fedhet --help: {spread(seconds, '.2f')} s")
+    save(options.out, commands(options.repeats))
     for runtime in options.runtimes:
         result: dict[str, object] = {"rounds": options.rounds}
         for clients in options.clients:

@@ -97,7 +97,7 @@ def _train(
     x = shared.as_model(anchor)
     num_examples, metrics = client.train([x[name].numpy() for name in shared.shared_names], config)
     row = {"partition-id": client.client_id, "num-examples": num_examples, **_numbers(metrics)}
-    changes = shared.change_since(anchor)
+    changes = shared.change_since(x)
     reply = Reply(
         client_id=client.client_id,
         num_examples=num_examples,

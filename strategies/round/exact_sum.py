@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -43,6 +45,7 @@ _LARGEST = 2.0**46
 _SMALL = 1 << 16  # a tensor of fewer numbers is added with others
 _BLOCK = 1 << 18  # numbers at once
 _SERIAL = 1 << 12  # numbers that float32 sums well, and torch on one thread
+_THREADS = 2  # that read a large sum
 
 Empty = Callable[[int], NDArray[np.int64]]
 
@@ -83,14 +86,14 @@ class ExactSum:
         self.__dict__ = {**state, "_empty": plain_empty, "_own": False}  # Ray's is read-only
 
     def add(self, tensors: Tensors, weight: float = 1.0) -> dict[str, float]:
-        """Add ``weight`` times the tensors; return their norms, as :func:`norms_of` does."""
+        """Add ``weight`` times the tensors; return their norms, taken in the order of the sum."""
         if not tensors:
             return {}
         if not self._like:
             self._begin(tensors)
         self._make_room(_SPLIT)
         self.keep()
-        flat = {name: _wide(tensors[name].detach().reshape(-1).cpu()) for name in self._order}
+        flat = {name: _wide(_flat(tensors[name]).cpu()) for name in self._order}
         large = {name: value for name, value in flat.items() if len(value) >= _SMALL}
         small = {name: value for name, value in flat.items() if name not in large}
         norms, at, largest = norms_of(small), 0, 0.0
@@ -139,12 +142,16 @@ class ExactSum:
                 self._high = [sum(self._high[1:], start=self._high[0].copy())]
 
     def over(self, divisor: float) -> dict[str, Tensor]:
-        """Return the sum over ``divisor``, in the summands' types."""
-        found, at = {}, 0
-        for name in self._order:
-            shape, dtype = self._like[name]
-            value = self._value(at, at + shape.numel(), divisor, dtype)
-            found[name], at = value.reshape(shape), at + shape.numel()
+        """Return the sum over ``divisor``, in the summands' types and C order."""
+        sizes = [self._like[name][0].numel() for name in self._order]
+        starts = itertools.accumulate(sizes, initial=0)
+        value = partial(self._value, divisor)
+        if sum(sizes) < _BLOCK:
+            values = list(map(value, self._order, starts))
+        else:  # between two rounds, a simulation's server has the machine for itself
+            with ThreadPoolExecutor(_THREADS) as pool:
+                values = list(pool.map(value, self._order, starts))
+        found = dict(zip(self._order, values, strict=True))
         return {name: found[name] for name in self._like}
 
     def _begin(self, tensors: Tensors) -> None:
@@ -185,7 +192,9 @@ class ExactSum:
             self._low[0][here] = whole.view(np.int64)
         return longest
 
-    def _value(self, start: int, end: int, divisor: float, dtype: torch.dtype) -> Tensor:
+    def _value(self, divisor: float, name: str, start: int) -> Tensor:
+        shape, dtype = self._like[name]
+        end = start + shape.numel()
         value = np.empty(end - start, np.float32 if dtype == torch.float32 else np.float64)
         for at in range(start, end, _BLOCK):
             here = slice(at, min(at + _BLOCK, end))
@@ -200,12 +209,26 @@ class ExactSum:
                 total += numbers - (carried << _BITS)
             total /= divisor / self._unit
             value[at - start : here.stop - start] = total
-        return torch.from_numpy(value).to(dtype)
+        return _unflat(torch.from_numpy(value).to(dtype), shape)
 
     @property
     def _constant(self) -> np.int64:
         """What the constants have added up to, modulo 2^64."""
         return np.uint64(self._summands * _WHOLE_BITS % (1 << 64)).astype(np.int64)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Return a tensor's numbers in the order of sums: channels last, as our convolutions lie."""
+    value = tensor.detach()
+    return (value.permute(0, 2, 3, 1) if value.dim() == 4 else value).reshape(-1)
+
+
+def _unflat(flat: Tensor, shape: torch.Size) -> Tensor:
+    """Return a tensor in C order, the inverse of :func:`_flat`."""
+    if len(shape) != 4:
+        return flat.reshape(shape)
+    outputs, inputs, height, width = shape
+    return flat.view(outputs, height, width, inputs).permute(0, 3, 1, 2).contiguous()
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -30,8 +30,9 @@ _TYPES = frozenset(np.dtype(name).str for name in _NAMES)
 class TensorArray(Array):
     """A Flower array that shares a tensor's memory, and makes its bytes when they are asked for.
 
-    In one process nobody asks for them. Between the processes of a machine it is pickled without a
-    copy. The tensor must not be written to any more.
+    In one process nobody asks for them, and the tensor keeps its layout; what leaves the process is
+    in C order. Between the processes of a machine it is pickled without a further copy. The tensor
+    must not be written to any more.
     """
 
     def __init__(self, values: NDArray[Any]) -> None:
@@ -50,13 +51,13 @@ class TensorArray(Array):
         return torch.from_numpy(values if values.flags.writeable else values.copy())
 
     def __reduce__(self) -> tuple[type[TensorArray], tuple[NDArray[Any]]]:
-        """Pickle the numbers."""
-        return TensorArray, (self.__dict__["values"],)
+        """Pickle the numbers, in C order."""
+        return TensorArray, (np.asarray(self.__dict__["values"], order="C"),)
 
 
 def to_array(tensor: Tensor, *, shared: bool = False) -> Array:
-    """Return a tensor as a Flower array, in C order; ``shared``: see :class:`TensorArray`."""
-    values = np.ascontiguousarray(tensor.detach().cpu().numpy()).reshape(tensor.shape)
+    """Return a tensor as a Flower array; ``shared``: see :class:`TensorArray`."""
+    values = tensor.detach().cpu().numpy()
     if shared:
         return TensorArray(values)
     return Array(_name(values.dtype), tuple(values.shape), _STYPE, _npy(values))
@@ -102,7 +103,7 @@ def to_tensor(array: Array) -> Tensor:
 
 
 def _npy(values: NDArray[Any]) -> bytes:
-    return b"".join((_header(values.dtype, values.shape), values.data))
+    return b"".join((_header(values.dtype, values.shape), np.asarray(values, order="C").data))
 
 
 @lru_cache

