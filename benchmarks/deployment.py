@@ -9,8 +9,8 @@ three SuperNodes, TLS, node keys. On it, in turns: ``fedhet runtime=deployment``
 digits, one local step on 8 of them, an MLP of that size or ResNet-18; all else as by default, so
 every client evaluates and every round has a checkpoint), and the floor (benchmarks/floor_app:
 Flower's own Grid, NumPy, no learning). The first round of a run, in which the app is installed, is
-left out. Bytes are those that the SuperLink counts. Memory is each process' own peak (VmHWM), read
-once a second.
+left out. Bytes are those that the SuperLink counts. Memory is each process' own peak (VmHWM), and
+CPU seconds are those of the whole run with its start, both read once a second.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import statistics
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -83,6 +83,7 @@ class Measured:
         sent: bytes a round that it gave out.
         peak_mb: peak resident memory by kind of process, of the largest one.
         load: of the machine, when the run began.
+        cpu_seconds: of the run, by kind of process.
     """
 
     app: str
@@ -95,21 +96,25 @@ class Measured:
     sent: float
     peak_mb: dict[str, float]
     load: float
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
 
 
-class Peaks:
-    """Peak resident memory of the processes of a deployment while a block runs."""
+class Watch:
+    """Peak resident memory and CPU time of the processes of a deployment while a block runs."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._over = threading.Event()
-        self.mb: dict[str, float] = {}
+        self._before: dict[psutil.Process, float] = {}
+        self._seen: dict[psutil.Process, tuple[str, float]] = {}
+        self.peak_mb: dict[str, float] = {}
 
-    def __enter__(self) -> Peaks:
+    def __enter__(self) -> Watch:
         """Begin."""
         for process in self._deployment.all_processes():
-            with contextlib.suppress(OSError):  # sets VmHWM to what it is now
+            with contextlib.suppress(psutil.Error, OSError):  # sets VmHWM to what it is now
                 Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+                self._before[process] = cpu_seconds(process)
         self._thread = threading.Thread(target=self._look_on)
         self._thread.start()
         return self
@@ -127,7 +132,21 @@ class Peaks:
                     status = Path(f"/proc/{process.pid}/status").read_text()
                     peak = float(status.split("VmHWM:")[1].split()[0]) / 1000
                     role = next(role for program, role in ROLES.items() if program in words)
-                    self.mb[role] = max(self.mb.get(role, 0.0), peak)
+                    self.peak_mb[role] = max(self.peak_mb.get(role, 0.0), peak)
+                    self._seen[process] = role, cpu_seconds(process)
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Return the CPU seconds by kind of process."""
+        found: dict[str, float] = {}
+        for process, (role, seconds) in self._seen.items():
+            found[role] = found.get(role, 0.0) + seconds - self._before.get(process, 0.0)
+        return found
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU seconds that a process has used, its ended children left out."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def ours(deployment: Deployment, size: str, rounds: int, name: str) -> Measured:
@@ -141,7 +160,7 @@ def ours(deployment: Deployment, size: str, rounds: int, name: str) -> Measured:
         "runtime.address=127.0.0.1:8000",
         f"results_dir=/results/{name}",
     ]
-    with Peaks(deployment) as peaks:
+    with Watch(deployment) as watch:
         done = deployment.execute("serverapp", "fedhet", *words)
     if done.returncode != 0:
         raise RuntimeError(f"the run has failed: {done.stdout}\n{deployment.said()}")
@@ -158,8 +177,9 @@ def ours(deployment: Deployment, size: str, rounds: int, name: str) -> Measured:
         round_seconds=[after - before for before, after in pairwise(ends)],
         received=received / rounds,
         sent=sent / rounds,
-        peak_mb=peaks.mb,
+        peak_mb=watch.peak_mb,
         load=load,
+        cpu_seconds=watch.cpu_seconds(),
     )
 
 
@@ -171,7 +191,7 @@ def floor(deployment: Deployment, size: str, rounds: int, model: list[list[int]]
     app = deployment.folder / "server" / "state" / "floor_app"
     shutil.copytree(ROOT / "benchmarks" / "floor_app", app, dirs_exist_ok=True)
     words = ["flwr", "run", "/state/floor_app", "fedhet", "--stream"]
-    with Peaks(deployment) as peaks:
+    with Watch(deployment) as watch:
         done = deployment.execute("superlink", *words, "--run-config", "/state/floor.toml")
     lines = [line.partition(TOLD)[2] for line in done.stdout.splitlines() if TOLD in line]
     rows = [json.loads(line) for line in lines]
@@ -189,8 +209,9 @@ def floor(deployment: Deployment, size: str, rounds: int, model: list[list[int]]
         round_seconds=seconds,
         received=received / rounds,
         sent=sent / rounds,
-        peak_mb=peaks.mb,
+        peak_mb=watch.peak_mb,
         load=load,
+        cpu_seconds=watch.cpu_seconds(),
     )
 
 
@@ -254,6 +275,9 @@ def table(found: list[Measured]) -> str:
             e, f = (max(run.peak_mb.get(role, 0.0) for run in g) for g in (mine, theirs))
             if e and f:  # both seen
                 lines.append(_row(f"{role}, peak MB", f"{e:.0f}", f"{f:.0f}", e / f))
+        cpu = [median([sum(run.cpu_seconds.values()) for run in g]) for g in (mine, theirs)]
+        if all(cpu):  # measured since 2026-11-28
+            lines.append(_row("CPU s of a run", f"{cpu[0]:.0f}", f"{cpu[1]:.0f}", cpu[0] / cpu[1]))
     return "\n".join(lines)
 
 

@@ -100,13 +100,15 @@ class _Pull:
         Raises:
             Exception: of the connection.
         """
+        reason = "its reply has not come whole"  # from 1.43 on Flower's code returns nothing then
         try:
-            return [self._known(message) for message in _messages(grid, self.client, ())]
+            if found := [self._known(message) for message in _messages(grid, self.client, ())]:
+                return found
         except Exception as error:
             if not self.client.whole:
                 raise
             reason = f"its reply is no message: {type(error).__name__}: {error}"
-            return [make_message(self._about, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))]
+        return [make_message(self._about, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))]
 
     def _known(self, message: Message) -> Message:
         """Return a reply as one of the node, and to the message, that the SuperLink knows."""

@@ -45,7 +45,9 @@ class SuperLink:
         self.looks = 0
 
     def PullMessages(self, request):
-        found = [self.announced.pop(one) for one in request.message_ids if one in self.announced]
+        asked = getattr(request, "message_ids", None)  # its name before 1.43
+        asked = request.reply_to_message_ids.vals if asked is None else asked
+        found = [self.announced.pop(one) for one in asked if one in self.announced]
         messages, trees = zip(*found, strict=True) if found else ((), ())
         return PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
 
