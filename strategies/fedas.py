@@ -68,7 +68,7 @@ class FedASClient(ClientSide):
 
     def begin(self, context: LocalContext) -> None:
         """Move the body."""
-        if self.lr == 0.0:
+        if self.lr == 0.0 or not context.shared:
             return
         context.model.eval()
         self._align(context, _prototypes(context, context.state.get(LAST, {})))

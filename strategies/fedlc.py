@@ -19,7 +19,8 @@ trains its shared head on the balanced softmax, too (fedrod.py).
 
 Where FedLC's paper and code differ: eq. 8 leaves the true class out of the softmax's denominator,
 which makes the loss unbounded below; code of others does not (FedDecorr's repository, tau .1;
-Flower's baseline, .5; fluke).
+Flower's baseline, .5; fluke). The loss here and its gradient are equal to these
+repositories' (FedDecorr's, fluke's) to rounding; the paper's text was not at hand.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from docs.generator.recipes import ROOT, DocumentedMethod, DocumentedPart
 from fedhet.strategies.wire.records import PARAMS, UPDATE
 
 METHODS = ROOT / "docs" / "methods"  # where the pages are in the site
+BESIDE = Path(__file__).with_name("beside.json")  # by method, outside code that it was run beside
 _TEMPLATE = Path(__file__).parent / "notes" / "methods.md"
 
 
@@ -34,21 +36,29 @@ def index(methods: Sequence[DocumentedMethod]) -> str:
             for method in methods
         ],
     )
+    beside = json.loads(BESIDE.read_text(encoding="utf-8"))
     costs = table(
-        ["method", "sent", "kept by a client", "kept by the server"],
+        [
+            *("method", "file", "lines", "sent", "kept by a client", "kept by the server"),
+            *("outside code", "largest difference"),
+        ],
         [
             [
                 f"[{method.name}](methods/{method.id}.md)",
+                f"`{method.module.relative_to(ROOT).as_posix()}`",
+                str(method.module.read_text(encoding="utf-8").count("\n")),
                 f"{method.cost.traffic:.3g}",
                 _sizes(method.cost.client_state),
                 _sizes(method.cost.server_state),
+                *beside.get(method.id, {"code": "", "difference": ""}).values(),
             ]
             for method in methods
         ],
     )
     frame = _TEMPLATE.relative_to(ROOT).as_posix()
     text = _TEMPLATE.read_text(encoding="utf-8").replace("<!-- task -->", TASK)
-    text = text.replace("<!-- table -->", f"{what}\n\nWhat a round of each takes:\n\n{costs}")
+    both = f"{what}\n\nWhat each takes in code and in a round:\n\n{costs}"
+    text = text.replace("<!-- table -->", both)
     return f"<!-- Made from {frame} and strategies/. -->\n{text}"
 
 

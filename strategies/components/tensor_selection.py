@@ -28,7 +28,7 @@ _NORMALISES = re.compile(r"Norm(?:[123]d)?$")  # ends of the names of classes
 
 
 def linear_classifier(model: nn.Module, method_does: str) -> nn.Linear:
-    """Return the model's classifier; refuse one that is not linear.
+    """Return the model's classifier; refuse one that is not linear, or has one output.
 
     ``method_does`` begins the error, such as "FedDW ties the weight of".
     """
@@ -38,7 +38,18 @@ def linear_classifier(model: nn.Module, method_does: str) -> nn.Linear:
             f"{method_does} the model's linear classifier, and the classifier is a "
             f"{type(head).__name__}: name a linear layer (task.classifier)"
         )
+    require_output_by_class(model)
     return head
+
+
+def require_output_by_class(model: nn.Module) -> None:
+    """Refuse a classifier with one output for two classes, of methods that read a row by class."""
+    head = dict(model.named_modules()).get("head")
+    if isinstance(head, nn.Linear) and head.out_features == 1:
+        raise ConfigError(
+            "the method reads the classifier by class, and this one has one output for two "
+            "classes: choose another strategy, or a task.model with an output for each class"
+        )
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
+from fedhet.strategies.components.tensor_selection import require_output_by_class
 from fedhet.strategies.fusion.input_statistics import (
     DampedProjector,
     SecondMoment,
@@ -91,7 +92,10 @@ class ProjectionClient(ClientSide):
         self.how = how
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
-        """Refuse embeddings, grouped convolutions, and wide layers that cannot be sketched."""
+        """Refuse one output for two classes, embeddings, grouped convolutions, and wide layers that
+        cannot be sketched.
+        """
+        require_output_by_class(model)
         layers = layers_of(model)
         for name, param in model.named_parameters():
             if is_layer(name, param) and name not in layers:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
     ClientSide,
     LocalContext,
+    LocalOptimizer,
     LocalSummary,
     Payloads,
     RefusedReplyError,
@@ -23,6 +24,7 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
+from fedhet.strategies.components.tensor_selection import require_output_by_class
 from fedhet.strategies.parts import Parts
 
 CLASS_COUNTS, COUNTS = "class_counts", "counts"
@@ -34,6 +36,10 @@ class ClassCountsClient(ClientSide):
 
     by_class = True
     sends, counts = frozenset({CLASS_COUNTS}), frozenset({COUNTS})
+
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
+        """Refuse a classifier without an output for each class."""
+        require_output_by_class(model)
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Return the counts (C,)."""

@@ -23,10 +23,11 @@ to sum 1, and a row without a positive entry counts as nobody's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
+from torch import nn
 from torch.nn.functional import softmax
 
 from fedhet.common.errors import ConfigError
@@ -35,6 +36,7 @@ from fedhet.strategies.base import (
     ClientSide,
     Cohort,
     LocalContext,
+    LocalOptimizer,
     LocalSummary,
     Payloads,
     ReplySum,
@@ -42,6 +44,7 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
+from fedhet.strategies.components.tensor_selection import require_output_by_class
 from fedhet.strategies.method import MethodPart
 from fedhet.strategies.modes.private.gaussian_mechanism import GaussianMechanism, Uploads
 from fedhet.strategies.parts import Parts
@@ -66,6 +69,10 @@ class SoftLabelClient(ClientSide):
         self.mechanism = mechanism
         self.private = self.sends if self.mechanism.active else frozenset()
         self.counts = frozenset() if self.mechanism.active else frozenset({COUNTS})
+
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
+        """Refuse a classifier without an output for each class."""
+        require_output_by_class(model)
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Send sums (C, C) and counts (C,)."""

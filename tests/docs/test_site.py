@@ -20,6 +20,7 @@ from docs.generator.__main__ import made_of_schema
 from docs.generator.experiments import number_of_jobs
 from docs.generator.markdown import to_markdown
 from docs.generator.measure import measure, stored
+from docs.generator.pages import BESIDE
 from docs.generator.recipes import ROOT
 from fedhet import conf
 from fedhet.conf import compose_overrides
@@ -119,6 +120,7 @@ def test_every_method_has_equations_its_use_and_what_it_sends():
         assert notes.startswith("```math\n"), method
         assert "\n## When to use it\n" in notes, method
         assert stored(method).down or method in ("local", "fedproto"), method
+    assert json.loads(BESIDE.read_text()).keys() <= set(options_of("strategy"))
     others = f", and {len(options_of('strategy')) - 4} others"  # than the four papers' own
     for page in ("README.md", "docs/index.md", "CITATION.cff"):
         assert others in (ROOT / page).read_text(encoding="utf-8"), page

@@ -9,26 +9,36 @@ from torch import nn
 import fedhet
 from fedhet.common.configured import MISSING, Configured, Field, fields, section_of
 from fedhet.common.kinds import choices_of
+from fedhet.strategies.afl import AFL
+from fedhet.strategies.average import Average
+from fedhet.strategies.ccvr import CCVR
 from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.dbe import DBE
 from fedhet.strategies.dense import DENSE
 from fedhet.strategies.ensemble import Ensemble
 from fedhet.strategies.fedcm import ClientMomentum
+from fedhet.strategies.feddistill import FedDistill
 from fedhet.strategies.feddw import FedDW
 from fedhet.strategies.fednova import FedNova
 from fedhet.strategies.fedpvr import FedPVR
+from fedhet.strategies.fedrod import FedRoD
+from fedhet.strategies.maecho import MAEcho
 from fedhet.strategies.method import Method
 from fedhet.strategies.modes.private.differential_privacy import CentralAdaptive, CentralFixed
 from fedhet.strategies.modes.private.local_privacy import Local
 from fedhet.strategies.pfnm import PFNM
+from fedhet.strategies.regmean import RegMean
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression
 from tests.refused import refused
 from tests.strategies.labelled import Biasless, Classifier
-from tests.strategies.sides import check_side, client_side, per_fedavg
+from tests.strategies.sides import check_side, client_side, parts_of, per_fedavg
 
 PUBLIC = [getattr(fedhet, name) for name in fedhet.__all__]
 METHODS = [one for one in PUBLIC if isinstance(one, type) and issubclass(one, Method)]
+# methods that read a row of the classifier for each class
+BY_ROW = [AFL, Average, CCVR, DBE, Ensemble, FedDistill, FedDW, FedRoD, MAEcho, RegMean]
 PRIVACY = [CentralFixed, CentralAdaptive, Local]
 # by what is allowed, values that are not
 WRONG = {
@@ -120,6 +130,13 @@ MOMENTUM = {"layers": "all", "option": "II-momentum"}
 def test_a_side_refuses_the_model_or_the_steps_that_it_does_not_fit(side, model, optimizer, named):
     with refused(*named.split()):
         check_side(side, model, optimizer)
+
+
+@pytest.mark.parametrize("method", BY_ROW, ids=lambda method: method.name)
+def test_one_output_for_two_classes_is_refused_by_what_reads_the_classifier_by_class(method):
+    model, sides = nn.ModuleDict({"head": nn.Linear(4, 1)}), parts_of(method).client_sides
+    with pytest.raises(ConfigError, match=r"task\.model"):
+        _ = [check_side(side, model, SGD()) for side in sides.values()]
 
 
 def test_a_side_takes_what_it_fits():
