@@ -18,6 +18,7 @@ _PAPERS = {
     "fedmrur": "FedMRUR (An et al., NeurIPS 2023)",
     "maecho": "MA-Echo (Su et al., Neural Networks 2023)",
     "flamby": "Heart disease at four hospitals (FLamby, Ogier du Terrail et al., NeurIPS 2022)",
+    "niid_bench": "NIID-Bench (Li et al., ICDE 2022)",
     "fedbn": "FedBN on a feature shift (no paper's: [results/fedbn.md](results/fedbn.md))",
     "scale": "Time and bytes (no paper's: [results/scale.md](results/scale.md))",
 }
