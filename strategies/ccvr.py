@@ -19,8 +19,8 @@ features are known; ``samples = 0`` is that x itself. The paper calibrates once,
 does one round from a stored model (``initial_model``).
 
 Fed-CCVR and fluke, code of others, compute the same from the clients' means and covariances, but
-let these divide by n_ic, for classes with one example; with n_ic - 1 the results are equal. That is what these equations were held against: the paper's
-text was not at hand.
+let these divide by n_ic, for classes with one example; with n_ic - 1 the results are equal.
+That is what these equations were held against: the paper's text was not at hand.
 
 C (d^2 + d + 1) floats of 64 bits go up in every round. A class with one example has that example's
 features as its mean and no covariance. The paper's variant with Tukey's transform is left out.

@@ -12,12 +12,12 @@ import pandas as pd
 
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading, Table, not_available
-from fedhet.report.partitions import partition_of
 from fedhet.report.colors import AXIS, INK, PALETTE
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.names import plain
 from fedhet.report.paper_figures import Partitions
+from fedhet.report.partitions import partition_of
 from fedhet.reproductions.feddw.classifier_data import (
     Array,
     HeadNorms,

@@ -10,12 +10,12 @@ import numpy as np
 
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading
-from fedhet.report.partitions import partition_of
 from fedhet.report.colors import AXIS, INK
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.names import plain
 from fedhet.report.paper_figures import Partitions
+from fedhet.report.partitions import partition_of
 from fedhet.report.run_data import Run
 from fedhet.reproductions.maecho.decoder_data import Generated, Pixels
 from fedhet.reproductions.pictures import FONT, WIDTH, Draw, Spot, picture_grid, set_title
