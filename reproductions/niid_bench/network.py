@@ -8,7 +8,7 @@ from torch import nn
 
 
 def simple_cnn(input_shape: Sequence[int], num_classes: int) -> nn.Module:
-    """Return the network for 32x32 images: 62,006 parameters with three channels and ten classes."""
+    """Return the network for 32x32 images: 62,006 parameters for CIFAR-10."""
     return nn.Sequential(
         *(nn.Conv2d(input_shape[0], 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),

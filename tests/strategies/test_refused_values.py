@@ -135,7 +135,7 @@ def test_a_side_refuses_the_model_or_the_steps_that_it_does_not_fit(side, model,
 @pytest.mark.parametrize("method", BY_ROW, ids=lambda method: method.name)
 def test_one_output_for_two_classes_is_refused_by_what_reads_the_classifier_by_class(method):
     model, sides = nn.ModuleDict({"head": nn.Linear(4, 1)}), parts_of(method).client_sides
-    with pytest.raises(ConfigError, match=r"task\.model"):
+    with refused("task.model"):
         _ = [check_side(side, model, SGD()) for side in sides.values()]
 
 
