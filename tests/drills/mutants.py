@@ -238,7 +238,7 @@ best round: threshold :: sign * value > reference⟦ + self.min_delta → ⟧ ::
 best round: patience :: if passed <⟦ → =⟧ self.patience: :: best_round
 best round: first of the best :: sign = ⟦1.0 if self.maximises else - → -1.0 if self.maximises else ⟧1.0\n        return max(
     :: best_round
-target: reached :: (accuracy or -1.0) >⟦= target →  target + 1⟧ :: best_round last_steps flower_apps
+target: reached :: (accuracy or -1.0) >⟦= target →  target + 1⟧ :: best_round
 """
 MUTANTS = [
     mutant(*row.split(" :: "))

@@ -13,7 +13,7 @@ from fedhet.conf import compose_overrides
 from fedhet.server_app.listeners import Finished, Start
 from fedhet.server_app.listeners.best_model import BEST, BestModel, check_measured
 from fedhet.server_app.listeners.checkpoints import Checkpoints
-from fedhet.server_app.listeners.stopping import EarlyStopping
+from fedhet.server_app.listeners.stopping import EarlyStopping, why_ended
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.tasks.metrics import Predictions
 from tests.refused import refused
@@ -67,6 +67,13 @@ def test_a_loss_is_minimised_and_rounds_without_an_evaluation_do_not_count():
 def test_the_first_of_equal_rounds_is_the_best():
     assert EarlyStopping().best(rows(0.1, 0.7, 0.7)).round == 1
     assert EarlyStopping().best([{"round": 0}]) is None
+
+
+def test_the_target_ends_a_run_when_the_last_accuracy_is_as_high():
+    for last, ends in ((0.7, False), (0.8, True), (0.9, True), (None, False)):
+        every = [*rows(0.9), {"round": 1, "accuracy": last}]
+        assert (why_ended(every, 0.8, EarlyStopping()) is not None) == ends
+    assert why_ended([], 0.8, EarlyStopping()) is None
 
 
 def test_the_last_and_the_best_value_of_each_metric():
