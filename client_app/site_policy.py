@@ -55,7 +55,7 @@ class NamedClasses(Protocol):
         """The classes in the order of their labels."""
 
 
-class SiteExamples(Protocol):
+class SiteClient(Protocol):
     """A client, as far as it is asked here."""
 
     data: ClientData
@@ -103,7 +103,7 @@ class SitePolicy:
         """Return the last side of the site's client, which looks through what it sends."""
         return PolicySide(self, data, held_out, task)
 
-    def evaluated(self, reply: Message, client: SiteExamples, task: NamedClasses) -> Message:
+    def evaluated(self, reply: Message, client: SiteClient, task: NamedClasses) -> Message:
         """Return the reply to an evaluation without the numbers that stay here."""
         side = self.side(client.data, client.held_out, task)
         found = record_in(reply.content, METRICS, MetricRecord) or MetricRecord()

@@ -50,7 +50,7 @@ def index(methods: Sequence[DocumentedMethod]) -> str:
                 f"{method.cost.traffic:.3g}",
                 _sizes(method.cost.client_state),
                 _sizes(method.cost.server_state),
-                *beside.get(method.id, {"code": "", "difference": ""}).values(),
+                *(beside.get(method.id, {}).get(key, "") for key in ("code", "difference")),
             ]
             for method in methods
         ],

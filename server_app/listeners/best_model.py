@@ -29,10 +29,15 @@ BEST = "best.safetensors"
 
 def best_model_rule(recipe: DictConfig, stopping: EarlyStopping) -> EarlyStopping | None:
     """Return the rule of ``checkpoint.best``: early stopping's for true; None for false."""
-    chosen = recipe.checkpoint.best
-    if not chosen:
+    metric = _best_metric(recipe)
+    if metric is None:
         return None
-    return stopping if chosen in (True, stopping.metric) else EarlyStopping(str(chosen))
+    return stopping if metric == stopping.metric else EarlyStopping(metric)
+
+
+def _best_metric(recipe: DictConfig) -> str | None:
+    best = recipe.checkpoint.best
+    return str(recipe.early_stopping.metric if best is True else best) if best else None
 
 
 def check_measured(recipe: DictConfig, predictions: Predictions | None, *, at_server: bool) -> None:
@@ -43,10 +48,10 @@ def check_measured(recipe: DictConfig, predictions: Predictions | None, *, at_se
         predictions: of the task; without classes it has no accuracy.
         at_server: whether the server evaluates.
     """
-    stopping, best = str(recipe.early_stopping.metric), recipe.checkpoint.best
-    named = {"checkpoint.best": stopping if best is True else str(best)} if best else {}
+    best = _best_metric(recipe)
+    named = {"checkpoint.best": best} if best else {}
     if recipe.early_stopping.patience is not None:
-        named = {"early_stopping.metric": stopping} | named
+        named = {"early_stopping.metric": str(recipe.early_stopping.metric)} | named
     metrics = [row_name(word) for word in recipe.evaluation.metrics]
     if recipe.target_accuracy is not None:
         named["target_accuracy"] = "accuracy"

@@ -28,7 +28,7 @@ def test_a_tilde_in_the_results_dir_of_a_run_is_the_home_folder(home, monkeypatc
         return subprocess.CompletedProcess(command, 1, "", "not run")
 
     monkeypatch.setattr(subprocess, "run", ended)
-    with refused("run", kind=fedhet.LaunchError):
+    with refused("not run", kind=fedhet.LaunchError):
         fedhet.run("task=digits", results_dir="~/x y")
     words = ["task=digits", f"results_dir='{home}/x y'"]
     assert commands == [[sys.executable, "-m", "fedhet", *words]]

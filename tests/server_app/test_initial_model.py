@@ -137,14 +137,14 @@ def test_what_is_not_this_runs_model_is_refused(loaded, trained, tmp_path):
         (["lacks.safetensors"], ["head.weight"]),
         (["shape.safetensors"], ["head.weight", "(3, 5)", "(10, 100)"]),
         (["complex.safetensors"], ["head.weight", "torch.complex64", "torch.float32"]),
-        (["nan.safetensors"], ["head.weight", "NaN"]),
-        (["large.safetensors"], ["head.weight", "torch.float32"]),
-        (["cut.pt"], ["state_dict"]),
+        (["nan.safetensors"], ["head.weight", "NaN or Inf"]),
+        (["large.safetensors"], ["head.weight", "NaN or Inf", "torch.float32"]),
+        (["cut.pt"], ["cut.pt", "state_dict"]),
         (["other.pt"], ["state_dict"]),
         (["code.pth"], ["state_dict"]),
         (["words.pt"], ["state_dict"]),
-        (["words.safetensors"], ["safetensors"]),
-        (["model.ckpt"], ["model.ckpt"]),
+        (["words.safetensors"], ["words.safetensors", "damaged"]),
+        (["model.ckpt"], ["model.ckpt", ".safetensors", "state_dict"]),
         (["nothing.pt"], ["nothing.pt"]),
         (["."], ["model.safetensors"]),
         (
@@ -180,7 +180,7 @@ def test_a_model_of_other_classes_is_warned_of_and_one_beside_other_frozen_weigh
 @pytest.mark.slow
 def test_a_missing_file_is_refused_before_the_workers_start_unless_the_run_is_resumed(tmp_path):
     words = ("task=digits", f"initial_model.path={tmp_path}/nothing.safetensors")
-    with refused("path", "layers"):
+    with refused("initial_model", "(path, layers)"):
         compose_overrides(("initial_model=a.pt",))
     with refused("nothing.safetensors"):
         check_parts(compose_overrides(words))

@@ -143,6 +143,6 @@ def test_a_run_without_a_valid_reply_says_so_again_when_it_is_resumed(tmp_path):
         RuntimeError, match=r"no round of 1 had min_replies.*clients \(0, 1, 2\): no reply within"
     ):
         run_recipe(tmp_path, *words, tamper=lose)
-    with refused("rounds"):
+    with refused("set rounds"):
         run_recipe(tmp_path, *words, "resume=true")
     assert run_recipe(tmp_path, *words, "resume=true", "rounds=2")["status"] == "completed"

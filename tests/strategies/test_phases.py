@@ -149,5 +149,5 @@ def test_a_phase_without_tensors_or_without_a_step_is_refused(phases):
     with refused("fc3.*"):
         fit(Classifier(), options_with(Phase(TensorSelector("fc3.*"))))
     options = LocalTrainingConfig(batch_size=32, epochs=3 if phases else 1, phases=phases)
-    with refused("17", kind=ValueError):
+    with refused("17 examples", kind=ValueError):
         fit(Classifier(), options, optimizer=per_fedavg())

@@ -120,7 +120,7 @@ def test_it_searches_chooses_logs_and_runs_and_again_resumes_and_skips(tmp_path,
 
 
 def test_another_search_in_the_same_folder_is_refused(tmp_path, launched):
-    with refused("0", kind=ValueError):
+    with refused("candidate of 0 ", kind=ValueError):
         tune_in(tmp_path, points=expanded(["local.lr=7,8"]))
     for other in ({"cell": ["task=mnist"]}, {"grid": ["local.lr=0.1,0.2"]}, {"rounds": 3}):
         with refused("task=digits", kind=ValueError):

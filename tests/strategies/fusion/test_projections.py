@@ -206,7 +206,7 @@ def test_what_cannot_be_projected_is_refused_before_round_1(side, why):
     check_side(client_side(Projections, rank=2, sketch_above=20), Small(), SGD())
     with refused(why):
         check_side(side, Small(), SGD())
-    with refused("0.weight"):
+    with refused("0.weight", "2 groups"):
         check_side(client_side(Projections), nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), SGD())
     reflecting = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
     with refused("padding_mode='reflect'"):
@@ -246,7 +246,7 @@ def test_projections_with_too_many_columns_or_wrong_eigenvalues_and_class_counts
         server.check(replied(projection))
     wrong = replied(good)
     wrong.payloads["class_counts"]["counts"] += 1
-    with refused("5", "3", kind=RefusedReplyError):
+    with refused("sum to 5", "has 3", kind=RefusedReplyError):
         server.check(wrong)
 
 

@@ -250,7 +250,7 @@ def test_folder_store_keeps_what_may_be_asked_for(tmp_path):
     assert store.load("run", 6) == {}
     assert store.load("other", 4) == {}
     for experiment in ("../up", "a/b", "", ".hidden"):  # it comes from the network
-        with refused("folder", kind=ValueError):
+        with refused("folder name", kind=ValueError):
             store.load(experiment, 1)
 
 
@@ -339,7 +339,7 @@ class Drawing(FixedSizeSampler):
 
 @pytest.mark.parametrize("drawn", [[0, 0], [-1], [0, 7], [0.5], ["0"]])
 def test_what_a_sampler_draws_is_checked(drawn):
-    with refused("Drawing"):
+    with refused("Drawing", "0 to 2"):
         run(built(FedAvg, sampler=Drawing(drawn)), rounds=1)
 
 

@@ -93,7 +93,7 @@ def test_damaged_records_are_refused_whatever_the_damage():
 @pytest.mark.slow
 def test_a_head_of_millions_of_arrays_is_neither_made_nor_read(monkeypatch):
     heads = [[str(i), "f", [0], "?", 0] for i in range(200_000)]
-    with refused("bytes", kind=ValueError):
+    with refused("head of ", "bytes", kind=ValueError):
         received(with_head(heads, b""))
     monkeypatch.setattr(packed_records, "_LONGEST_HEAD", 100)
     plain = content()

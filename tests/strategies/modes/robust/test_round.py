@@ -110,7 +110,7 @@ def test_too_few_replies_leave_the_model_and_end_the_run():
         metrics = reply.content.metric_records.get("metrics")
         return None if metrics and metrics["partition-id"] > 2 else reply
 
-    with refused("5", "strategy.aggregator", kind=RuntimeError):
+    with refused("the 5 ", "strategy.aggregator", kind=RuntimeError):
         run(built(FedAvg, aggregator=Krum(attackers=1), local_lr=0.1), lost)
 
 
