@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from fedhet.strategies.base import RefusedReplyError, Reply
 from fedhet.strategies.fedas import LAST, TRACE, FedAS, FedASServer
-from tests.strategies.labelled import train
+from tests.strategies.labelled import blobs, train
 from tests.strategies.sides import built
 from tests.strategies.test_closed_forms import stores
 from tests.strategies.test_personal import BODY, HEAD, WHOLE, exact, exact_blobs, plain_loop
@@ -50,6 +51,31 @@ def test_three_rounds_by_hand(align):
         own = store.load(strategy.state.experiment, 3)
         found = {**own[LAST], **own["personal"]}
         torch.testing.assert_close(found, dict(state), rtol=1e-10, atol=1e-12)
+
+
+class HeadOnly(nn.Module):
+    """A linear classifier without a body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        for param in self.parameters():
+            nn.init.constant_(param, 0.1)
+
+    def forward(self, inputs):
+        return inputs, self.head(inputs)
+
+
+def test_without_a_body_every_client_trains_its_head_alone():
+    data, kept = blobs(2), stores(2)
+    strategy = built(FedAS, local_lr=LR)
+    train(strategy, 2, HeadOnly, data, WHOLE, 2, stores=kept, personal="head.*")
+    for store, one in zip(kept.values(), data, strict=True):
+        alone = HeadOnly()
+        for _ in range(2):
+            plain_loop(alone, one, [(2, HEAD)])
+        own = store.load(strategy.state.experiment, 2)["personal"]
+        torch.testing.assert_close(own, dict(alone.state_dict()), rtol=1e-5, atol=1e-7)
 
 
 def replies(*traces: float) -> list[Reply]:
