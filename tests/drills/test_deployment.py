@@ -358,7 +358,9 @@ def test_a_stranger_with_the_certificate_is_refused_everywhere(federation, tmp_p
     lock_out = [ca, str(tmp_path / "site" / "keys" / "node.key"), str(public)]
     codes: dict[str, set[object]] = {}
     if installed_line().has_gate:
-        for path, code in probe.status_by_route(address, ca).items():
+        found = probe.status_by_route(address, ca)
+        assert found.pop("/v1/fleet/register-node") == 412  # what it lacks: a key
+        for path, code in found.items():
             codes.setdefault(path.removeprefix("/v1/").partition("/")[0], set()).add(code)
         assert codes.pop("fleet") == {401, 404}  # a node's calls, and those that no node makes
         assert len(codes) > 2
