@@ -94,7 +94,7 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_one_that_is_stopped_is_re
         launched.send_signal(signal.SIGINT)
         code, rest = finish(launched)
         assert code == 130, said + rest
-        assert "continues. Follow it again" in rest
+        assert f"resume=true results_dir={here}" in rest
         assert (said + rest).count("round   0/") == 1
         run_id = json.loads((here / RECORD_FILE).read_text())["run_id"]
         assert status(federation, here) == "running"
@@ -105,7 +105,7 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_one_that_is_stopped_is_re
         launched.send_signal(signal.SIGINT)
         code, rest = finish(launched)
         assert code == 130, said + rest
-        assert "stopped, and run" in rest
+        assert "runtime.stop_on_interrupt" in rest
         assert status(federation, here) == "finished:stopped"
         assert summary_of(here)["status"] == "stopped"
         done = [row["round"] for row in read_rows(here / "metrics.jsonl")]
