@@ -67,7 +67,7 @@ def test_a_full_results_disk_ends_the_run_which_can_be_resumed(tmp_path):
     with small_disk(folder, 16) as ballast:
         with pytest.raises(OSError, match=rf"{folder}/.* could not be written.*No space left"):
             run(folder, before={2: lambda: fill(ballast)})
-        # Round 2's checkpoint is written beside round 3; the last block may have room for more lines.
+        # Round 2's checkpoint is written beside round 3; the last block may have room for lines.
         left = [row["round"] for row in read_rows(folder / "metrics.jsonl")]
         assert left in ([0, 1], [0, 1, 2], [0, 1, 2, 3])
         assert sorted(path.stem for path in folder.glob("checkpoints/*")) == ["round-000001"]
