@@ -56,6 +56,7 @@ def parameters(method: Method) -> dict:
     return {one.name: str(getattr(method, one.name)) for one in known if not one.in_code}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "method"),
     [

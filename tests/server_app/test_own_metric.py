@@ -150,6 +150,7 @@ def test_it_gets_all_examples_of_all_batches_and_a_regressions_as_equal_shapes()
     assert found == {"within_ten_percent": pytest.approx(2 / 3)}
 
 
+@pytest.mark.slow
 def test_what_it_does_to_its_tensors_changes_nothing_for_others():
     collected = MetricSet(
         ["mine.metrics:spoils", "mine.metrics:sure", "accuracy"],

@@ -45,6 +45,7 @@ def two_models(strategy, rounds: int):
     return torch.cat([params["head.weight"], other])
 
 
+@pytest.mark.slow
 def test_each_group_comes_to_its_own_least_squares():
     """The mean by examples of one step each is a step on the whole group's squares."""
     data = groups()
