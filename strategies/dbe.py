@@ -84,13 +84,16 @@ class DBEClient(ClientSide):
 
     def penalty(self, step: Step) -> Tensor | None:
         """Move m_i; return the term that turns the loss into that of the offset features."""
-        mean = (1 - self.mu) * self.mean + self.mu * step.features.mean(0)
+        if step.context.first_pass:  # all passes of a step have the m_i and the r from before it
+            self.before = self.offset, self.mean
+        offset, mean = self.before
+        mean = (1 - self.mu) * mean + self.mu * step.features.mean(0)
         if step.context.first_pass:
             self.mean = mean.detach()
         if self.consensus is None:
             return None
         loss, weight = step.context.loss, step.params["head.weight"]
-        offset, plain = self.offset, loss(step.logits, step.labels)
+        plain = loss(step.logits, step.labels)
         shifted = loss(step.logits + F.linear(offset, weight), step.labels)
         if step.context.first_pass:
             self.offset = offset - step.context.lr * self._slope(step)
@@ -149,6 +152,7 @@ class DBE(Method):
     features, whose mean keeps near that of all clients.
     """
 
+    replaces = frozenset({"loss"})
     settings = MappingProxyType({**OWN_MODELS, "task.head_bias": True})
 
     kappa: NotNegative = 1.0

@@ -81,6 +81,8 @@ class FedLC(Method):
     class a client has; against label skew.
     """
 
+    replaces = frozenset({"loss"})
+
     tau: NotNegative = 1.0
     """weight of the calibration; 0 is FedAvg. FedDecorr's code: .1"""
 
@@ -96,6 +98,7 @@ class LogitAdjustment(Method):
     """
 
     name = "logit_adjustment"
+    replaces = frozenset({"loss"})
 
     tau: NotNegative = 1.0
     """weight of the log counts; 1 is the balanced softmax, 0 is FedAvg"""

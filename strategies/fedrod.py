@@ -94,6 +94,7 @@ class FedRoD(Method):
     class-balanced loss, and each keeps a second head for its own classes.
     """
 
+    replaces = frozenset({"loss"})
     settings = OWN_MODELS
 
     def parts(self) -> Parts:

@@ -80,9 +80,13 @@ class IFCAClient(ClientSide):
         losses = [_loss(context, model) for model in models]
         self.chosen = losses.index(min(losses))
         self.names = list(models[-1])
-        for name, value in models[self.chosen].items():
+        chosen = models[self.chosen]
+        for name, value in chosen.items():
             context.params[name].copy_(value)
         context.start_here()
+        # what other methods pull to, or compare with, is theta_j as well
+        context.anchor = {**context.anchor, **chosen}
+        context.global_model.load_state_dict(chosen, strict=False)
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Keep y_i and send the choice."""

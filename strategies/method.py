@@ -82,7 +82,7 @@ class Method(MethodPart, FederatedStrategy):
 
     Attributes:
         replaces: the slots that the method needs for itself: only one of several combined methods
-            may replace a slot.
+            may replace a slot. "loss" is the task's loss, in which two would not add up.
         server_lr: eta_g: x <- x + eta_g * Delta.
         options: parts that take the place of the method's, such as another aggregator.
         setup: of the run.

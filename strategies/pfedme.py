@@ -95,6 +95,7 @@ class PFedMe(Method):
     every client (Moreau envelopes).
     """
 
+    replaces = frozenset({"loss"})
     settings = OWN_MODELS
 
     coefficient: NotNegative = 15.0

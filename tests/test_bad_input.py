@@ -27,6 +27,7 @@ TOGETHER = [
     ),
     (["strategy=fedmrur", "local.optimizer=sgd"], "local.optimizer=sgd local.optimizer=sam"),
     (["strategy=[fedadam,fedyogi]"], "server_optimizer"),
+    (["strategy=[fedlc,fedrod]"], "strategy=[fedlc,fedrod] loss"),
     (["clients=3", "min_replies=4"], "3 clients"),
     (["clients=3", "min_replies=3", "participation=0.5"], "min_replies=3 2"),
     (["clients=3", "runtime.min_clients=4"], "runtime.min_clients=4 clients=3"),
@@ -173,6 +174,7 @@ def test_a_key_of_a_projects_method_is_told_with_the_method(own_project):
         (["local.lrr=1"], "local.lrr"),
         (["strategy=fedprox", "strategy.fedprox.mu=abc"], "strategy.fedprox.mu"),
         (["strategy=[fedpvr,scaffold]"], "control_variate"),
+        (["strategy=[fedala,fedinit]"], "'fedala' 'fedinit' strategy"),
         (["strategy=feddw", "task=shapes"], "strategy=feddw"),
     ],
 )

@@ -29,6 +29,12 @@ def check_sides(
             f"client sides {own} all have a model of the client's own to score, and there is one; "
             "drop one from strategy=[...]"
         )
+    moving = sorted(name for name, side in client_sides.items() if side.moves_start)
+    if len(moving) > 1:
+        raise ConfigError(
+            f"client sides {moving} all choose where a client starts, and the last one would "
+            "decide; drop one from strategy=[...]"
+        )
     correcting = sides_with("correct", client_sides)
     if len(correcting) > 1 and not allow_stacked:
         raise ConfigError(

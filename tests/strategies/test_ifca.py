@@ -7,10 +7,11 @@ from torch.nn import functional as F
 from fedhet.strategies.base import RefusedReplyError, Reply
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.fedprox import FedProx
 from fedhet.strategies.ifca import CHOICE, IFCA, OWN, IFCAServer
 from tests.federation import Regression, TensorBatches, federate, half_squared_error
 from tests.strategies.labelled import assert_same, train
-from tests.strategies.sides import built
+from tests.strategies.sides import built, client_side
 from tests.strategies.test_closed_forms import Listed, gradient, optimum, stores
 from tests.strategies.test_personal import BODY, HEAD, WHOLE, exact, exact_blobs, plain_loop
 
@@ -60,7 +61,10 @@ def test_each_group_comes_to_its_own_least_squares():
 
 @pytest.mark.parametrize("averaging", ["models", "gradients"])
 def test_four_rounds_by_hand(averaging):
-    """Cohorts in which one model, or the other, is chosen by nobody; server.lr below 1."""
+    """Cohorts in which one model, or the other, is chosen by nobody; server.lr below 1.
+
+    FedProx pulls to the chosen model, and so not at all in a round's first step.
+    """
     cohorts, data = [[0, 1, 2, 3], [1, 3], [0, 2], [0, 1, 2]], groups()
     models = [torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, 1.0]).double()]
     for cohort in cohorts:
@@ -72,10 +76,9 @@ def test_four_rounds_by_hand(averaging):
             total = sum(len(data[i]) for i in (members if averaging == "models" else cohort))
             steps = [len(data[i]) * gradient(data[i], models[j]) for i in members]
             models[j] = models[j] - 0.7 * 0.1 * sum(steps, torch.zeros(2).double()) / max(total, 1)
-    strategy = built(
-        IFCA, averaging=averaging, server_lr=0.7, local_lr=0.1, sampler=Listed(*cohorts)
-    )
-    found = two_models(strategy, 4)
+    prox = {"fedprox": client_side(FedProx, mu=9.0)}
+    how = {"server_lr": 0.7, "local_lr": 0.1, "sampler": Listed(*cohorts), "client_sides": prox}
+    found = two_models(built(IFCA, averaging=averaging, **how), 4)
     torch.testing.assert_close(found, torch.stack(models), rtol=1e-10, atol=1e-12)
 
 
