@@ -1,7 +1,6 @@
 """The options of the config groups: each is one class, which checks its own keys."""
 
 from functools import partial
-from itertools import zip_longest
 
 import pytest
 from omegaconf import OmegaConf
@@ -9,7 +8,6 @@ from omegaconf import OmegaConf
 from fedhet.common.configured import Configured, fields
 from fedhet.common.errors import ConfigError
 from fedhet.conf import build_part, catalogue, compose_overrides
-from fedhet.conf.composition import composed
 from tests.refused import refused
 
 # words | key | values that pass | values that do not; the key's node is built
@@ -41,19 +39,13 @@ local=adam | local.optimizers.adam.betas | [0.9,0.99] | [0.9] [0.9,1] 0.9 null
 local=adam | local.optimizers.adam.eps | 1e-6 | 0 -1 null
 """
 ROWS = [[part.strip() for part in f" {line} ".split("|")] for line in TABLE.strip().splitlines()]
-OPTIONS = [[(group, name) for name in known] for group, known in catalogue.options().items()]
-# One option of each group; composed alone, since not all of them go together.
-COLUMNS = [[one for one in column if one] for column in zip_longest(*OPTIONS)]
+OPTIONS = [(group, name) for group, known in catalogue.options().items() for name in known]
 PLACES = {"local/optimizers": "local.optimizers.{}"}
 
 
-def place_of(group, name):
-    return PLACES.get(group, group.replace("/", ".")).format(name)
-
-
 def built(words, group, name):
-    recipe = compose_overrides(tuple(words))
-    return build_part(recipe, place_of(group, name), classifier_tensors=1)
+    place = PLACES.get(group, group.replace("/", ".")).format(name)
+    return build_part(compose_overrides(tuple(words)), place, classifier_tensors=1)
 
 
 def words_of(group, name):
@@ -76,22 +68,23 @@ def test_a_class_checks_its_keys(word, key, good, bad):
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("options", COLUMNS, ids=lambda found: ",".join(dict(found).values()))
-def test_an_option_builds_its_class_with_the_recipes_values(options):
-    recipe = composed([word for one in options for word in words_of(*one)])
-    for group, name in options:
-        if name == "trace":
-            with refused("system.path"):
-                build_part(recipe, "system", classifier_tensors=1)
-            continue
-        found = build_part(recipe, place_of(group, name), classifier_tensors=1)
-        node = OmegaConf.select(recipe, place_of(group, name))
-        assert isinstance(found, Configured), (group, name)
-        for one in fields(type(found)):
-            plain = OmegaConf.to_container(node, resolve=True)[one]
-            kept = getattr(found, one)
-            if not isinstance(kept, Configured) and plain is not None:  # None: the class chooses
-                assert kept == plain, (group, name)
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "name"), OPTIONS)
+def test_an_option_builds_its_class_with_the_recipes_values(group, name):
+    words = words_of(group, name)
+    if name == "trace":
+        with refused("system.path"):
+            built(words, group, name)
+        return
+    found = built(words, group, name)
+    recipe = compose_overrides(tuple(words))
+    node = OmegaConf.select(recipe, PLACES.get(group, group.replace("/", ".")).format(name))
+    assert isinstance(found, Configured)
+    for one in fields(type(found)):
+        plain = OmegaConf.to_container(node, resolve=True)[one]
+        kept = getattr(found, one)
+        if not isinstance(kept, Configured) and plain is not None:  # None: the class chooses
+            assert kept == plain
 
 
 @pytest.mark.parametrize(
