@@ -2,7 +2,8 @@
 
 The keys are chosen on the first part, and the chosen values are measured on the second, so no
 example chooses and tests. Images are made small, and texts are counted words: a perceptron of 64
-neurons learns all of them. Digits come with scikit-learn; the others are read from FEDHET_DATA.
+neurons learns all of them. Digits and breast_cancer come with scikit-learn; the others are read
+from FEDHET_DATA.
 """
 
 from __future__ import annotations
@@ -29,24 +30,31 @@ SHIFT = {"brightness": 0.3, "contrast": 0.5, "noise": 0.2, "rotation": 30.0}
 
 
 def load(
-    name: str, part: str, pooled_test: bool, seed: int, num_clients: int, cameras: bool = False
+    name: str,
+    part: str,
+    pooled_test: bool,
+    seed: int,
+    num_clients: int,
+    cameras: bool = False,
+    flat: bool = True,
 ) -> tuple[Arrays, Arrays | None]:
     """Return (train, test): inputs, labels and, at natural sites, the clients.
 
     Args:
-        name: digits, heart_disease, mnist, cifar10 or imdb.
+        name: digits, breast_cancer, heart_disease, mnist, cifar10 or imdb.
         part: tune or final.
         pooled_test: whether the part's last 40 % are the server's test set; otherwise all
             examples are the clients', who hold out as many (partition.holdout).
         seed: of the clients' cameras.
         num_clients: N.
         cameras: each client sees its images through a camera of its own.
+        flat: whether an image is a vector, as a perceptron takes it; else (channels, side, side).
     """
     arrays = _part(name, part)
     if cameras:
         arrays = _through_cameras(arrays, seed, num_clients)
     if name != "heart_disease":
-        arrays = (_scaled(arrays[0]), *arrays[1:])
+        arrays = (_scaled(arrays[0], flat), *arrays[1:])
     count = len(arrays[1])
     order = np.random.default_rng(1).permutation(count)
     first = order[: count - int(TEST_SHARE * count)] if pooled_test else order
@@ -73,6 +81,12 @@ def _all(name: str) -> Arrays:
 
         found = load_digits()
         return np.asarray(found.images, dtype=np.float32)[:, None] / 16, found.target.astype(int)
+    if name == "breast_cancer":
+        from sklearn.datasets import load_breast_cancer
+        from sklearn.preprocessing import scale
+
+        table = load_breast_cancer()
+        return scale(table.data), table.target.astype(int)
     import pyarrow.parquet as pq
 
     table = pq.read_table(Path(os.environ["FEDHET_DATA"]) / name / "train.parquet")
@@ -82,7 +96,7 @@ def _all(name: str) -> Arrays:
 
 
 def _read(name: str, stored: NDArray[Any]) -> NDArray[np.float32]:
-    if name == "digits":
+    if name in ("digits", "breast_cancer"):
         return np.asarray(stored, dtype=np.float32)
     if name == "imdb":
         from sklearn.feature_extraction.text import HashingVectorizer
@@ -108,21 +122,32 @@ def _through_cameras(arrays: Arrays, seed: int, num_clients: int) -> Arrays:
     return seen.astype(np.float32) / 255, labels, clients.astype(str)
 
 
-def _scaled(inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return vectors with mean 0 and variance 1 over all of their numbers."""
-    flat = inputs.reshape(len(inputs), -1)
-    return np.asarray((flat - flat.mean()) / flat.std(), dtype=np.float32)
+def _scaled(inputs: NDArray[np.float32], flat: bool) -> NDArray[np.float32]:
+    """Return inputs with mean 0 and variance 1 over all of their numbers."""
+    shaped = inputs.reshape(len(inputs), -1) if flat else inputs
+    return np.asarray((shaped - shaped.mean()) / shaped.std(), dtype=np.float32)
 
 
-def synthetic(client_id: int, part: str, seed: int, pooled_test: bool) -> tuple[Arrays, None]:
-    """Return a client of Synthetic(1, 1); the seeds of the parts draw different federations."""
+def synthetic(
+    client_id: int, part: str, seed: int, pooled_test: bool, alpha: float = 1.0, beta: float = 1.0
+) -> tuple[Arrays, None]:
+    """Return a client of Synthetic; the seeds of the parts draw different federations."""
     from fedhet.tasks.synthetic import client_examples
 
-    return client_examples(client_id, seed + 1000 * PARTS.index(part), most=400)
+    drawn = seed + 1000 * PARTS.index(part)
+    return client_examples(client_id, drawn, alpha, beta, most=400)
 
 
-def synthetic_test(num_clients: int, part: str, seed: int, pooled_test: bool) -> Arrays:
+def synthetic_test(
+    num_clients: int,
+    part: str,
+    seed: int,
+    pooled_test: bool,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> Arrays:
     """Return the clients' fresh examples, the server's test set."""
     from fedhet.tasks.synthetic import server_examples
 
-    return server_examples(num_clients, seed + 1000 * PARTS.index(part), examples=100)
+    drawn = seed + 1000 * PARTS.index(part)
+    return server_examples(num_clients, drawn, alpha, beta, examples=100)
