@@ -20,11 +20,12 @@ The rules, fixed before the first run that counts:
 5. Average ranks are compared by Friedman's test and Nemenyi's critical difference at .05 (Demsar
    2006). Beside them: how often the interval of the paired differences to FedAvg (Student, five
    seeds) excludes zero. No method leaves the race early, and no value changes after the first run.
-6. The tasks of ``FIRST`` were measured on 2026-11-28. The other 14 were chosen on 2026-11-29, when
-   those were known and before a run of their own, MNIST with two classes a client the day before.
-   So they are a test of the first ranking: ranks and Friedman's test are also given of them alone,
-   with Spearman's correlation of the two rankings. (Two could not be drawn as they were written,
-   and were given fewer clients or smaller ones when FedAvg alone had run: breast_cancer, imdb_many.)
+6. The tasks of ``comparison_page.FIRST`` were measured on 2026-11-28. The other 14 were chosen on
+   2026-11-29, when those were known and before a run of their own, MNIST with two classes a client
+   the day before. So they are a test of the first ranking: ranks and Friedman's test are also given
+   of them alone, with Spearman's correlation of the two rankings. (Two could not be drawn as they
+   were written, and got fewer clients, or smaller ones, when FedAvg alone had run: breast_cancer,
+   imdb_many.)
 """
 
 from __future__ import annotations
@@ -36,39 +37,24 @@ import json
 import logging
 import multiprocessing
 import os
-import re
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
+from benchmarks.comparison_page import draw, summarised, tables, tasks_table
 from benchmarks.harness import options_of, save
-from docs.generator.markdown import table
-from docs.generator.measure import stored as stored_cost
 from fedhet.common.files import save_text
 from fedhet.common.flower.task_identity import set_identity
 from fedhet.common.results import METRICS, read_rows
-from fedhet.report.ranks import Ranks
-from fedhet.report.statistics import Estimate
 from tests.recipes import run_recipe
 
 TWO, FOUR = (0.1, 0.3), (0.05, 0.1, 0.2, 0.4)  # local.lr
 TUNED_ON, SEEDS, LAST = 100, (0, 1, 2, 3, 4), 5
-SUMMARY_FORMS = {  # the page's columns
-    "mean rank": "{rank:.2f}",
-    "mean of the tasks, %": "{accuracy:.1f}",
-    "less FedAvg": "{gap:+.1f}",
-    "above, below": "{above}, {below}",
-    "bytes": "{bytes:.2f}",
-    "CPU": "{cpu:.1f}",
-    "state at a client": "{client_state:.2f}",
-    "at the server": "{server_state:.2f}",
-}
 Key = tuple[str, Sequence[float]] | None  # a method's main key and two values
 GLOBAL: dict[str, Key] = {
     "fedavg": None,
@@ -155,8 +141,7 @@ def _dirichlet(alpha: float) -> tuple[str, ...]:
 
 TWO_CLASSES = ("partition=pathological", "partition.classes=2")
 CAMERAS = ("clients=5", "partition=natural")
-FIRST = ("digits", "heart_disease", "synthetic", "mnist_cameras", "cifar10", "imdb")
-TASKS = {  # the words of each; the kind of heterogeneity
+TASKS = {  # the words of each
     "digits": (*_data("digits", 64, 10), *TEN, *_dirichlet(0.1)),
     "heart_disease": (*_data("heart_disease", 13, 2), "clients=4", "partition=natural"),
     "synthetic": (*_synthetic(1.0), *TEN),
@@ -269,85 +254,6 @@ def collected(out: Path) -> dict[str, Any]:
     return found
 
 
-def summarised(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return each group's test, and each method's mean rank, differences to FedAvg and costs."""
-    runs = pd.DataFrame(found["runs"])
-    tests, methods = [], []
-    for group in GROUPS:
-        own = runs[runs["group"] == group]
-        scores = own.groupby(["task", "method"], sort=False)["accuracy"].mean().unstack()
-        ranks = Ranks.of(scores.round(5))
-        tests.append(
-            {"group": group, "tasks": ranks.settings, "methods": len(ranks.mean)}
-            | {"chi2": round(ranks.friedman, 3), "p": float(f"{ranks.p_value:.3g}")}
-            | {"critical_difference": round(ranks.critical_difference, 3)}
-        )
-        by_seed = own.pivot(index=["task", "seed"], columns="method", values="accuracy")
-        bytes_sent = own.assign(sent=own["bytes_up"] + own["bytes_down"])
-        for method, rank in ranks.mean.items():
-            gaps = by_seed[method] - by_seed["fedavg"]
-            signs = [Estimate(list(each)).sign for _, each in gaps.groupby("task")]
-            kept = stored_cost(str(method))
-            methods.append(
-                {"group": group, "method": method, "rank": round(float(rank), 3)}
-                | {"accuracy": round(100 * float(scores[method].mean()), 3)}
-                | {"gap": round(100 * float(gaps.mean()), 3)}
-                | {"above": signs.count(1), "below": signs.count(-1)}
-                | {"bytes": _ratio(bytes_sent, "sent", method)}
-                | {"cpu": _ratio(own, "cpu_seconds", method)}
-                | {"client_state": round(sum(kept.client_state.values()), 2)}
-                | {"server_state": round(sum(kept.server_state.values()), 2)}
-            )
-    return {"tests": tests, "methods": methods}
-
-
-def _ratio(runs: pd.DataFrame, column: str, method: object) -> float:
-    """Return a cost as a multiple of FedAvg's, the median over the tasks."""
-    means = runs.pivot_table(index="task", columns="method", values=column)
-    return round(float((means[method] / means["fedavg"]).median()), 2)
-
-
-def tables(found: Mapping[str, Any], group: str) -> str:
-    """Return the three tables of docs/results/comparison.md, with the comments that name them."""
-    runs = pd.DataFrame(found["runs"]).query("group == @group")
-    scores = 100 * runs.pivot(index=["method", "task"], columns="seed", values="accuracy")
-    methods = [one for one in found["methods"] if one["group"] == group]
-
-    def mean(method: str, task: str) -> str:
-        return f"{scores.loc[(method, task)].mean():.1f}"
-
-    def gap(method: str, task: str) -> str:
-        one = Estimate(list(scores.loc[(method, task)] - scores.loc[("fedavg", task)]))
-        text = f"{one.mean:+.1f} {one.interval_text(1) if one.interval else '[0.0, 0.0]'}"
-        return f"**{text}**" if one.sign else text
-
-    def by_task(figures: str, cell: Callable[[str, str], str], names: Sequence[str]) -> str:
-        words = {task: f"task={task} {figures}" for task in found["tasks"]}
-        rows = [[name, *(cell(name, task) for task in found["tasks"])] for name in names]
-        return _table(f"runs group={group}", words, rows)
-
-    rows = [
-        [one["method"], *(form.format(**one) for form in SUMMARY_FORMS.values())] for one in methods
-    ]
-    names = [one["method"] for one in methods]
-    parts = [
-        _table(
-            f"methods group={group}",
-            {label: " ".join(re.findall(r"{(\w+)", form)) for label, form in SUMMARY_FORMS.items()},
-            rows,
-        ),
-        by_task("accuracy%", mean, names),
-        by_task("accuracy% [] less method=fedavg", gap, [n for n in names if n != "fedavg"]),
-    ]
-    return "\n\n".join(parts)
-
-
-def _table(source: str, words: Mapping[str, str], rows: Sequence[Sequence[str]]) -> str:
-    named = [f"{label} = {text}" for label, text in {"method": "by method", **words}.items()]
-    comment = "\n".join([f"<!-- from: ../../benchmarks/comparison.json#{source}", *named])
-    return f"{comment} -->\n\n{table(['method', *words], rows)}"
-
-
 def main() -> None:
     """Run what is missing, and write what is whole."""
     parser = options_of(__doc__, "comparison", 1)
@@ -363,7 +269,8 @@ def main() -> None:
     found = collected(folder)
     if found["tasks"]:
         found |= summarised(found)
-        print(*(tables(found, group) for group in GROUPS), sep="\n\n")
+        print(tasks_table(found), *(tables(found, group) for group in GROUPS), sep="\n\n")
+        draw(found, folder)
     save(options.out, found)
 
 

@@ -72,7 +72,7 @@ def measured(method: str) -> str:
 def _ranks(method: str) -> list[str]:
     """Return a method's place in the comparison of tuned methods, a sentence for each group."""
     found = json.loads(COMPARISON.read_text(encoding="utf-8"))
-    tests = {test["group"]: test for test in found["tests"]}
+    tests = {test["group"]: test for test in found["tests"] if test["scope"] == "all"}
     return [
         f"Mean rank {own['rank']:.1f} of {tests[own['group']]['methods']} tuned methods on "
         f"{tests[own['group']]['tasks']} small tasks, by the accuracy of {_MODELS[own['group']]}: "

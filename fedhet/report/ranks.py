@@ -90,7 +90,11 @@ def ranks_section(compared: Sequence[Comparison], stem: Path) -> list[Block]:
         return []
     rounded = scores.map(lambda score: float(f"{score:.5g}"))  # columns of runs have six digits
     found = Ranks.of(rounded.T, larger_is_better=compared[0].figure.larger_is_better)
-    return [Heading(3, "Ranks"), _table(found, compared[0].figure, scores), _chart(found, stem)]
+    return [
+        Heading(3, "Ranks"),
+        _table(found, compared[0].figure, scores),
+        ranks_chart(found, stem),
+    ]
 
 
 def _table(found: Ranks, figure: Figure, scores: pd.DataFrame) -> Table:
@@ -114,7 +118,7 @@ def _table(found: Ranks, figure: Figure, scores: pd.DataFrame) -> Table:
     return Table(pd.DataFrame(records), caption)
 
 
-def _chart(found: Ranks, stem: Path) -> Chart:
+def ranks_chart(found: Ranks, stem: Path) -> Chart:
     """Draw every mean rank with half a critical difference to both sides."""
     half = found.critical_difference / 2
     frame = pd.DataFrame({"method": found.mean.index, "rank": found.mean.to_numpy()})

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import comparison
+from benchmarks.comparison_page import summarised
 from tests.docs.stored import (
     PAGES,
     ROOT,
@@ -50,7 +50,7 @@ def test_the_accuracies_of_niid_benchs_own_code_are_the_stored_ones():
 @pytest.mark.slow
 def test_the_comparisons_ranks_and_intervals_are_those_of_its_runs():
     stored = json.loads((ROOT / "benchmarks" / "comparison.json").read_text(encoding="utf-8"))
-    for name, found in comparison.summarised(stored).items():
+    for name, found in summarised(stored).items():
         assert found == stored[name]
 
 
