@@ -195,7 +195,7 @@ def _gaps_chart(found: Mapping[str, Any], group: str, methods: Sequence[str]) ->
     for method in methods:
         for task in tasks:
             one = _gap(scores, method, task)
-            text = f"{one.mean:+.0f}" if one.sign else "·"
+            text = f"{one.mean:+.1f}" if one.sign else "·"
             cells.append({"method": method, "task": task, "points": one.mean, "text": text})
     frame = pd.DataFrame(cells)
     rows = {"field": "method", "type": "nominal", "title": None, "sort": list(methods)}
@@ -215,7 +215,7 @@ def _gaps_chart(found: Mapping[str, Any], group: str, methods: Sequence[str]) ->
         },
     ]
     spec = {
-        "width": {"step": 30},
+        "width": {"step": 34},
         "height": {"step": 20},
         "encoding": {"x": columns, "y": rows},
         "layer": layers,
