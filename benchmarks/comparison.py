@@ -123,22 +123,21 @@ def _data(
 
 def _synthetic(spread: float) -> tuple[str, ...]:
     return (
-        *("task.data=benchmarks.comparison_data:synthetic",),
-        *("task.test_data=benchmarks.comparison_data:synthetic_test",),
+        "task.data=benchmarks.comparison_data:synthetic",
+        "task.test_data=benchmarks.comparison_data:synthetic_test",
         f"task.data_options={{alpha:{spread},beta:{spread}}}",
-        *("task.input_shape=[60]", "task.num_classes=10"),
+        "task.input_shape=[60]",
+        "task.num_classes=10",
     )
-
-
-TEN = ("clients=10", "participation=0.5")
-MANY = ("clients=30", "participation=0.1", "partition.min_size=4")
-CNN = ("task.model=gn_cnn", "task.model_options=null")
 
 
 def _dirichlet(alpha: float) -> tuple[str, ...]:
     return ("partition=dirichlet", f"partition.alpha={alpha}")
 
 
+TEN = ("clients=10", "participation=0.5")
+MANY = ("clients=30", "participation=0.1", "partition.min_size=4")
+CNN = ("task.model=gn_cnn", "task.model_options=null")
 TWO_CLASSES = ("partition=pathological", "partition.classes=2")
 CAMERAS = ("clients=5", "partition=natural")
 TASKS = {  # the words of each
