@@ -41,11 +41,13 @@ from fedhet.strategies.base import (
     Payloads,
     Reply,
     ServerSide,
+    Shapes,
     Step,
     Tensors,
 )
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
+from fedhet.strategies.round.server_model import ServerModel
 
 CLOUD = "cloud_model"  # u_i
 OWN = "own_model"  # w_i
@@ -87,6 +89,11 @@ class FedAMPServer(ServerSide):
     def __init__(self, alpha: float, sigma: float) -> None:
         self.alpha, self.sigma = alpha, sigma
 
+    def bind(self, network: ServerModel) -> None:
+        """Take the shapes of the trainable tensors: ``init`` has none, as nothing is shared."""
+        named = network.model.named_parameters()
+        self.shapes = {name: tuple(p.shape) for name, p in named if p.requires_grad}
+
     def init(self, params: Tensors) -> None:
         """Start without models."""
         self.models: dict[int, dict[str, Tensor]] = {}
@@ -100,6 +107,10 @@ class FedAMPServer(ServerSide):
         for key, value in state["models"].items():
             client, _, name = key.partition(":")
             self.models.setdefault(int(client), {})[name] = value
+
+    def expected(self) -> Shapes:
+        """Return the model's shapes."""
+        return {OWN: self.shapes}
 
     def receive(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
         """Keep the round's models."""
@@ -119,9 +130,7 @@ class FedAMPServer(ServerSide):
         }
 
     def _attention(self, own: Tensors, other: Tensors) -> float:
-        """Return exp(-||w_i - w_j||^2 / sigma) / sigma; 0 for a model of other shapes."""
-        if {n: v.shape for n, v in own.items()} != {n: v.shape for n, v in other.items()}:
-            return 0.0
+        """Return exp(-||w_i - w_j||^2 / sigma) / sigma."""
         distance = sum(float((v - other[n]).double().square().sum()) for n, v in own.items())
         return math.exp(-distance / self.sigma) / self.sigma
 

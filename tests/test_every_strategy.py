@@ -128,7 +128,7 @@ RECIPES = [
     (["strategy=fedala"], 2.0),
     (["strategy=fedala", "strategy.fedala.until_std=0.1"], 2.0),
     (["strategy=fedproto", "partition=iid"], None),
-    (["strategy=fedamp", "partition=iid"], None),
+    (["strategy=fedamp", "task.model=bn_cnn", "partition=iid"], None),
     (["strategy=dbe", "partition=iid"], None),
     (["strategy=fedas", "partition=iid"], None),
     (["strategy=ifca", "partition=iid"], None),
