@@ -1,4 +1,4 @@
-"""The task's model at the server, for parts that run it: ensembles, distillation, diagnostics.
+"""The task's model at the server, for parts that run it or read its shapes.
 
 Such a part has a method ``bind`` (:class:`UsesServerModel`), called once before round 1. An output
 with another architecture than the task's builds its own model (:class:`BuildsOutputModel`).
@@ -50,7 +50,7 @@ class ServerModel:
 
 @runtime_checkable
 class UsesServerModel(Protocol):
-    """An aggregator, output, server side or observer that runs the model."""
+    """An aggregator, output, server side or observer that needs the model."""
 
     def bind(self, server_model: ServerModel, /) -> None:
         """Keep the model; called once, before round 1."""

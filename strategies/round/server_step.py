@@ -285,7 +285,7 @@ class ServerStep:
         for name, part in running.items():
             if server_model is None:
                 raise ConfigError(
-                    f"{name} {type(part).__name__} runs the model at the server: pass "
+                    f"{name} {type(part).__name__} needs the model at the server: pass "
                     "server_model=ServerModel(...) (server_model.py) to the strategy, or give an "
                     "app its class or its recipe's name in place of an object"
                 )
