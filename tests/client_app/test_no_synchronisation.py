@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedhet.client_app import client as client_module
 from fedhet.conf import build_local_optimizer, compose, plain_part
 from fedhet.conf.build import strategy_parts
+from fedhet.server_app.assembly import server_model_of
 from fedhet.strategies.base import Batch, LocalContext
 from fedhet.strategies.components.local_training import train_locally
 from fedhet.strategies.components.local_training_config import local_training_config
@@ -78,8 +79,10 @@ def train_two_rounds(words: list[str], steps: int, device: str = "cpu") -> None:
     task = build_task(config, plain_part(recipe, "partition"), seed=0, num_clients=clients)
     tensors = task.classifier_tensors
     parts = strategy_parts(recipe, tensors)
+    sides = {"client_sides": parts.client_sides, "server_sides": parts.server_sides}
+    network = server_model_of(task, task.build_model(0).to(device))
     federate(
-        built(client_sides=parts.client_sides, server_sides=parts.server_sides),
+        built(**sides, server_model=network),
         [task.client_data(0, device)[0]],
         model=lambda: task.build_model(0).to(device),
         loss=task.loss,
