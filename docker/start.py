@@ -11,8 +11,8 @@ Flower's HTTP line (1.40 and later) serves the sites on the same port as Control
 reverse proxy, takes the sites' port; the gRPC line (1.39) needs none, and the gate only waits.
 
 fedhet/common/flower mends what Flower's programs lack: a SuperNode ends when one of its threads
-dies and tells when it is let in, a SuperLink checks who calls and waits for its database, and an
-executor forks its apps from a process that has imported torch.
+dies, tells when it is let in, and answers after a run that was stopped; a SuperLink checks who
+calls and waits for its database; an executor forks its apps from a process that has imported torch.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from fedhet.common.flower import (
     database_locks,
     fork_executor,
     programs,
+    stopped_runs,
     supernode_activation,
     supernode_threads,
 )
@@ -86,6 +87,7 @@ def mend(program: str) -> None:
     if program == "flower-supernode":
         supernode_threads.install()
         supernode_activation.install(Path.cwd() / "activated")
+        stopped_runs.install()
     elif program == "flower-superlink":
         installed_line().check_callers()
         database_locks.install()

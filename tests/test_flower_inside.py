@@ -11,7 +11,13 @@ import flwr.clientapp.mod
 import flwr.serverapp
 import pytest
 from flwr.common.logger import console_handler, log
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run, RunNotRunningException
+from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate import NodeStateFactory
 
+from fedhet.common.flower import stopped_runs
 from fedhet.common.flower.console import write_log_to
 
 
@@ -47,3 +53,41 @@ def test_flowers_log_keeps_the_stream_of_the_start(monkeypatch):
     finally:
         write_log_to(before)
     assert ("a word" in ours.getvalue(), later.getvalue()) == (True, "")
+
+
+@pytest.mark.parametrize("stopped_at", ["pull_object", "confirm_message_received"])
+def test_a_supernode_drops_the_message_of_a_run_that_was_stopped(stopped_at, monkeypatch):
+    message = flwr.app.Message(flwr.app.RecordDict(), dst_node_id=7, message_type="train")
+    message.metadata.__dict__ |= {"_run_id": 1, "_message_id": message.object_id}
+    objects = get_all_nested_objects(message)
+
+    def stop(*_: object) -> None:
+        raise RunNotRunningException
+
+    def left() -> tuple[int, list[str]]:
+        """Receive the message; return how many are kept, and how their tasks ended."""
+        factory = ObjectStoreFactory()
+        state = NodeStateFactory(factory).state()
+        state.store_run(Run.create_empty(1))
+        requests = {
+            "pull_object": lambda run, name: objects[name].deflate(),
+            "confirm_message_received": lambda run, name: None,
+        }
+        received = start_client_internal._pull_and_store_message(
+            state=state,
+            object_store=factory.store(),
+            node_config={},
+            receive=lambda: (message, get_object_tree(message)),
+            get_run=None,
+            get_fab=None,
+            trusted_entities=None,
+            **requests | {stopped_at: stop},
+        )
+        assert received is None
+        return len(state.msg_store), [task.status.sub_status for task in state.get_tasks()]
+
+    assert left() == (1, [""])
+    own = start_client_internal._pull_and_store_message
+    monkeypatch.setattr(start_client_internal, "_pull_and_store_message", own)
+    stopped_runs.install()
+    assert left() == (0, ["failed"])
