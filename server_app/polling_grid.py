@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from logging import INFO
 
 from flwr.app import Message
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedhet.common.flower import grid_polling
@@ -21,6 +23,9 @@ from fedhet.common.flower.arriving_replies import ArrivingReplies
 from fedhet.common.flower.messages import make_message
 from fedhet.strategies.wire.packed_records import packed, unpacked
 from fedhet.strategies.wire.records import give_up, may_answer, pause
+
+_REPORT_SECONDS = 60.0  # until the log says who is waited for; then twice as long, and so on
+_NAMED = 20  # nodes in that line
 
 
 @contextmanager
@@ -74,6 +79,7 @@ def send_and_receive(
 def _replies(
     grid: Grid, waiting: dict[str, int], began: float, timeout: float | None
 ) -> Iterator[Message]:
+    report = _REPORT_SECONDS
     try:
         while waiting:
             new = list(grid.pull_messages(waiting))
@@ -85,6 +91,10 @@ def _replies(
             waited = time.monotonic() - began
             if not waiting or (timeout is not None and waited >= timeout):
                 break
+            if waited >= report:
+                missing = waited, len(waiting), sorted(waiting.values())[:_NAMED]
+                log(INFO, "After %.0f s, %s replies are missing, of nodes %s", *missing)
+                report *= 2
             time.sleep(min(pause(waited), math.inf if timeout is None else timeout - waited))
     finally:
         give_up(grid, waiting)

@@ -31,7 +31,7 @@ def install() -> None:
     def pull_and_clean_up(**given: Any) -> int | None:
         return pull(**given | {name: _with_error(given[name]) for name in _REQUESTS})
 
-    start_client_internal._pull_and_store_message = pull_and_clean_up
+    vars(start_client_internal)["_pull_and_store_message"] = pull_and_clean_up
 
 
 def _with_error(request: Callable[..., Any]) -> Callable[..., Any]:

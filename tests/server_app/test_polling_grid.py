@@ -1,5 +1,6 @@
 """How soon a reply is noticed, by a clock of our own."""
 
+import logging
 import time
 
 import httpx
@@ -43,14 +44,16 @@ def ask(monkeypatch, seconds: dict[int, float], timeout: float | None = None):
         return [reply.metadata.src_node_id for reply in replies], slow.now, slow.pulls
 
 
-@pytest.mark.parametrize("seconds", [0.05, 7.3, 3600.0])
+@pytest.mark.parametrize(("seconds", "said"), [(0.05, 0), (7.3, 0), (3600.0, 6)])
 def test_a_reply_is_noticed_soon_and_a_node_that_has_replied_is_not_asked_again(
-    monkeypatch, seconds
+    monkeypatch, caplog, seconds, said
 ):
+    caplog.set_level(logging.INFO, logger="flwr")
     nodes, now, pulls = ask(monkeypatch, {5: 0.0, 6: seconds})
     assert nodes == [5, 6]
     assert seconds <= now <= min(seconds * 1.05 + 0.25, seconds + 3.0)
     assert pulls[:2] == [{5, 6}, {6}]
+    assert caplog.text.count("missing, of nodes [6]") == said
     assert len(pulls) < 1350  # in an hour 1200 with one every three seconds, as Flower's own
 
 
