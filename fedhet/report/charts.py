@@ -62,6 +62,9 @@ class Curve:
         """
         if not by_run:
             return None
+        if len(by_run) == 1:  # its own mean
+            points = by_run[0].dropna(axis="columns").rename(columns={"y": "mean"}).sort_index()
+            return cls(key, points.assign(low=points["mean"], high=points["mean"]), 1, completed)
         found = pd.concat(by_run)
         everywhere = found.groupby(level=0)["y"].transform("size") == len(by_run)
         groups = found[everywhere].dropna(axis="columns").groupby(level=0)
@@ -149,26 +152,28 @@ def _without_equal_colors(keys: Sequence[Key]) -> list[list[Key]]:
 def _points(panels: Sequence[Panel], labels: Sequence[str]) -> pd.DataFrame:
     """Return the points of all panels; ``x0``, ``x1``, ... are the axes."""
     axes = {label: f"x{number}" for number, label in enumerate(labels)}
-    frames = []
+    points, about = [], []
     for number, panel in enumerate(panels):
         for place, line in enumerate(panel.curves):
-            frame = line.points.rename(columns={"mean": "y", **axes}).reset_index(names="x0")
-            if line.runs == 1:
-                frame = frame.drop(columns=["low", "high"])
-            end = "" if len(frame) > 1 else "circle"
-            symbol = [""] * (len(frame) - 1) + [end if line.completed else "cross"]
             thinner = place / max(1, len(panel.curves) - 1)  # equal lines stay visible
-            frames.append(
-                frame.assign(
-                    line=line.key.label,
-                    runs=line.runs,
-                    panel=number,
-                    curve=place,
-                    width=2.4 - thinner if line.completed else 1.0,
-                    symbol=symbol,
-                )
+            points.append(line.points)
+            about.append(
+                {
+                    "line": line.key.label,
+                    "runs": line.runs,
+                    "panel": number,
+                    "curve": place,
+                    "width": 2.4 - thinner if line.completed else 1.0,
+                    "end": ("" if len(line.points) > 1 else "circle")
+                    if line.completed
+                    else "cross",
+                }
             )
-    return pd.concat(frames)
+    found = pd.concat(points, keys=range(len(points)), names=["of", "x0"]).reset_index()
+    found = found.rename(columns={"mean": "y", **axes}).join(pd.DataFrame(about), on="of")
+    found.loc[found["runs"] == 1, ["low", "high"]] = None  # a single run has no band
+    found["symbol"] = found["end"].where(~found["of"].duplicated(keep="last"), "")
+    return found.drop(columns=["of", "end"]).dropna(axis="columns", how="all")
 
 
 def rows_of(frame: pd.DataFrame) -> dict[str, Any]:

@@ -111,10 +111,11 @@ def _curves(
 
 def _points(run: Run, values: Mapping[float, float], axes: Axes) -> pd.DataFrame:
     """Return a run's y by round, and what it has spent until then by the axis's label."""
-    found = pd.DataFrame({"y": values})
+    found = {"y": list(values.values())}
     for label, (column, unit) in axes.items():
-        found[label] = pd.Series(run.spent(column), dtype=float) / unit
-    return found
+        spent = run.spent(column)
+        found[label] = [spent.get(int(round), math.nan) / unit for round in values]
+    return pd.DataFrame(found, index=list(values), dtype=float)
 
 
 def lines_are(panels: Sequence[Panel]) -> str:

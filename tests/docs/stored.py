@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -81,6 +81,12 @@ def records(file: str) -> list[Record]:
         content = content[int(part)] if isinstance(content, list) else content[part]
     entries = content if isinstance(content, list) else [content]
     return [Record(None, dict(_leaves(entry))) for entry in entries]
+
+
+@cache  # the cells of a page ask the same again and again
+def _having(file: str, key: str, text: str) -> frozenset[int]:
+    """Return the places of the records that have it."""
+    return frozenset(n for n, one in enumerate(records(file)) if one.has(key, text))
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -218,12 +224,10 @@ class Query:
         return list(values.values())
 
     def _records(self, chosen: Mapping[str, Sequence[str]]) -> list[Record]:
-        found = [
-            record
-            for file in self.files
-            for record in records(file)
-            if all(any(record.has(key, t) for t in texts) for key, texts in chosen.items())
-        ]
+        found = []
+        for file in self.files:
+            each = [set().union(*(_having(file, key, t) for t in chosen[key])) for key in chosen]
+            found += [one for n, one in enumerate(records(file)) if all(n in had for had in each)]
         if not found:
             raise Wrong(f"no record of {self.files} has {chosen}")
         return found
