@@ -156,6 +156,7 @@ def _points(panels: Sequence[Panel], labels: Sequence[str]) -> pd.DataFrame:
     for number, panel in enumerate(panels):
         for place, line in enumerate(panel.curves):
             thinner = place / max(1, len(panel.curves) - 1)  # equal lines stay visible
+            end = "" if len(line.points) > 1 else "circle"
             points.append(line.points)
             about.append(
                 {
@@ -164,9 +165,7 @@ def _points(panels: Sequence[Panel], labels: Sequence[str]) -> pd.DataFrame:
                     "panel": number,
                     "curve": place,
                     "width": 2.4 - thinner if line.completed else 1.0,
-                    "end": ("" if len(line.points) > 1 else "circle")
-                    if line.completed
-                    else "cross",
+                    "end": end if line.completed else "cross",
                 }
             )
     found = pd.concat(points, keys=range(len(points)), names=["of", "x0"]).reset_index()
