@@ -84,6 +84,8 @@ class Fork:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end; return the rest of its output, and its errors."""
         self._process.join(timeout)
+        if timeout is not None and self._process.is_alive():
+            raise subprocess.TimeoutExpired(self._process.name, timeout, self.stdout.read())
         self._errors.seek(0)
         return self.stdout.read(), self._errors.read()
 
