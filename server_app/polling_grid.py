@@ -79,21 +79,21 @@ def send_and_receive(
 def _replies(
     grid: Grid, waiting: dict[str, int], began: float, timeout: float | None
 ) -> Iterator[Message]:
-    report = _REPORT_SECONDS
+    asked, report = len(waiting), _REPORT_SECONDS
     try:
         while waiting:
             new = list(grid.pull_messages(waiting))
             while new:
-                asked = new[0].metadata.reply_to_message_id
-                if asked in waiting and may_answer(new[0], waiting[asked]):
-                    del waiting[asked]
+                answered = new[0].metadata.reply_to_message_id
+                if answered in waiting and may_answer(new[0], waiting[answered]):
+                    del waiting[answered]
                 yield new.pop(0)  # freed as soon as it is added up
             waited = time.monotonic() - began
             if not waiting or (timeout is not None and waited >= timeout):
                 break
             if waited >= report:
-                missing = waited, len(waiting), sorted(waiting.values())[:_NAMED]
-                log(INFO, "After %.0f s, %s replies are missing, of nodes %s", *missing)
+                silent = len(waiting), asked, sorted(waiting.values())[:_NAMED]
+                log(INFO, "After %.0f s, %s of %s nodes have not replied: %s", waited, *silent)
                 report *= 2
             time.sleep(min(pause(waited), math.inf if timeout is None else timeout - waited))
     finally:

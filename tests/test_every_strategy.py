@@ -260,14 +260,15 @@ def test_every_method_is_in_the_matrix():
     assert {word.removeprefix("strategy=") for word in ALONE} == methods().keys()
 
 
-def mark(words: list[str]) -> list[pytest.MarkDecorator]:
+def param(words: list[str]) -> Any:
     group = pytest.mark.xdist_group(name_of(words))  # so that workers share the matrix
-    return [group] if words == ["strategy=scaffold"] else [group, pytest.mark.slow]
+    marks = [group] if words == ["strategy=scaffold"] else [group, pytest.mark.slow]
+    return pytest.param(words, id=name_of(words), marks=marks)
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(words, id=name_of(words), marks=mark(words)) for words in WORDS],
+    params=map(param, WORDS),
 )
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("matrix")

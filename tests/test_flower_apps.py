@@ -21,7 +21,7 @@ from fedhet.tools.export import export
 from tests.federation import InProcessGrid
 from tests.recipes import TINY, run_recipe
 from tests.refused import refused
-from tests.test_every_strategy import METHODS, mark, name_of
+from tests.test_every_strategy import METHODS, param
 
 CLIENTS = 3
 
@@ -62,7 +62,7 @@ def apps_of(*arguments, **named):
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(words, id=name_of(words), marks=mark(words))
+        param(words)
         for words in METHODS
         # this model has no normalisation layer, no bias of the classifier and no adapters
         if words[0] not in ("strategy=fedbn", "strategy=dbe") and "lora" not in words[0]

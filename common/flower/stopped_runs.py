@@ -1,10 +1,10 @@
 """Issue: a site is silent after a run that was stopped while a message was on its way to it.
 
-The SuperNode ignores such a message, but leaves it and its task to the ClientApp. Replies are sent
-only after a message has come, as many as it takes for one to be there. So this reply is sent in
-place of the one to the next run's first message, that one waits for another message, and so on
-until the SuperNode is started again. With this the SuperNode drops the message and its task, as it
-does after any other error.
+The SuperNode ignores such a message, but keeps it and its task, and the ClientApp answers it. The
+SuperNode sends replies only after it has received a message, and then waits for one reply. So it
+sends this answer in the turn of the next run's first message, whose own reply waits until another
+message comes, and so on until the SuperNode is started again. With this the SuperNode drops the
+message and its task, as it does after any other error.
 Mends: `flwr.supernode.start_client_internal._pull_and_store_message`.
 Releases: 1.39 to 1.42. Not needed when the first assertion of
 `tests/test_flower_inside.py::test_a_supernode_drops_the_message_of_a_run_that_was_stopped` fails.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-_REQUESTS = ("pull_object", "confirm_message_received")
+_REQUESTS = {"pull_object", "confirm_message_received"}
 
 
 class StoppedRunError(RuntimeError):
@@ -29,7 +29,7 @@ def install() -> None:
     pull = start_client_internal._pull_and_store_message
 
     def pull_and_clean_up(**given: Any) -> int | None:
-        return pull(**given | {name: _with_error(given[name]) for name in _REQUESTS})
+        return pull(**given | {name: _with_error(given[name]) for name in _REQUESTS & given.keys()})
 
     vars(start_client_internal)["_pull_and_store_message"] = pull_and_clean_up
 

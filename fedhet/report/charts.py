@@ -62,16 +62,17 @@ class Curve:
         """
         if not by_run:
             return None
-        if len(by_run) == 1:  # its own mean
-            points = by_run[0].dropna(axis="columns").rename(columns={"y": "mean"}).sort_index()
-            return cls(key, points.assign(low=points["mean"], high=points["mean"]), 1, completed)
-        found = pd.concat(by_run)
-        everywhere = found.groupby(level=0)["y"].transform("size") == len(by_run)
-        groups = found[everywhere].dropna(axis="columns").groupby(level=0)
-        points = groups.mean().rename(columns={"y": "mean"})
+        if len(by_run) == 1:  # its own mean: grouping would take most of a report's time
+            points = by_run[0].dropna(axis="columns").sort_index()
+            low = high = points["y"]
+        else:
+            found = pd.concat(by_run)
+            everywhere = found.groupby(level=0)["y"].transform("size") == len(by_run)
+            groups = found[everywhere].dropna(axis="columns").groupby(level=0)
+            points, low, high = groups.mean(), groups["y"].min(), groups["y"].max()
         if points.empty:
             return None
-        points = points.assign(low=groups["y"].min(), high=groups["y"].max())
+        points = points.rename(columns={"y": "mean"}).assign(low=low, high=high)
         return cls(key, points, len(by_run), completed)
 
 

@@ -25,7 +25,7 @@ from fedhet.tasks import build_task
 from tests.federation import federate
 from tests.recipes import TINY, overrides
 from tests.strategies.sides import built
-from tests.test_every_strategy import METHODS, mark, name_of
+from tests.test_every_strategy import METHODS, name_of, param
 
 pytestmark = pytest.mark.slow
 
@@ -93,9 +93,7 @@ def train_two_rounds(words: list[str], steps: int, device: str = "cpu") -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "words", [pytest.param(one, id=name_of(one), marks=mark(one)) for one in METHODS]
-)
+@pytest.mark.parametrize("words", map(param, METHODS))
 def test_no_step_reads_a_value_back(words, monkeypatch):
     rounds: list[tuple[int, Counter[str]]] = []
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -70,7 +70,7 @@ def _same(value: Any, text: str) -> bool:
         return fnmatchcase("null" if value is None else str(value), text)
 
 
-@lru_cache
+@cache
 def records(file: str) -> list[Record]:
     """Return the runs of ``FILE``, or the entries of ``FILE#KEY``, a list in a JSON file."""
     name, _, key = file.partition("#")

@@ -53,7 +53,7 @@ def test_a_reply_is_noticed_soon_and_a_node_that_has_replied_is_not_asked_again(
     assert nodes == [5, 6]
     assert seconds <= now <= min(seconds * 1.05 + 0.25, seconds + 3.0)
     assert pulls[:2] == [{5, 6}, {6}]
-    assert caplog.text.count("missing, of nodes [6]") == said
+    assert caplog.text.count("1 of 2 nodes have not replied: [6]") == said
     assert len(pulls) < 1350  # in an hour 1200 with one every three seconds, as Flower's own
 
 
