@@ -28,6 +28,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.outside import INSTALLED, is_name, is_standard
 from fedhet.conf.catalogue import METHODS, methods, options
 from fedhet.conf.catalogue_source import CatalogueSource
+from fedhet.conf.kept_files import keep_files_of
 
 FOLDER = Path(__file__).resolve().parent
 # The papers' experiments stand beside conf/ in a clone, a wheel and an app bundle.
@@ -153,6 +154,9 @@ def register_recipes() -> None:
     """Let Hydra find all recipes, in this process."""
     Plugins.instance().register(CatalogueSource)
     Plugins.instance().register(_Recipes)
+    keep_files_of(
+        ["pkg://hydra.conf", "pkg://fedhet.conf", *(f"file://{one}" for one in (FOLDER, *PAPERS))]
+    )
 
 
 # ------------------------------------------------------------------------------------------- code
