@@ -27,7 +27,7 @@ def overrides(*words: str) -> dict[str, str]:
 
 @contextmanager
 def changed(words: tuple[str, ...], word: str) -> Iterator[DictConfig]:
-    """Yield the recipe of ``words`` with one more; composing anew takes a third of a second."""
+    """Yield the recipe of ``words`` with one more; composing anew takes a tenth of a second."""
     recipe, override = compose_overrides(words), OverridesParser.create().parse_override(word)
     parent, _, name = override.key_or_group.rpartition(".")
     content = (OmegaConf.select(recipe, parent) if parent else recipe)._content
