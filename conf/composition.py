@@ -1,4 +1,4 @@
-"""Composes the recipe with Hydra, which reads and merges some 25 files for each.
+"""Composes the recipe with Hydra, which merges some 30 files for each.
 
 What the files give is kept: a recipe that differs from an earlier one only in values is a copy of
 that, with its own values on top. Sweeps compose many of these.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from hydra._internal import defaults_list
@@ -19,14 +19,13 @@ from hydra.plugins.config_source import ConfigResult
 Read = Callable[[ConfigRepository, str], ConfigResult | None]
 
 
-def keep_files_of(places: Collection[str]) -> None:
+@cache  # once in a process
+def keep_files_of(*places: str) -> None:
     """Keep what this process reads of places that nobody edits while it runs.
 
     Args:
         places: entries of Hydra's search path, such as ``file:///home/me/fedhet/conf``.
     """
-    if hasattr(ConfigRepository.load_config, "__wrapped__"):
-        return
     kept = _kept(ConfigRepository.load_config, places)
     ConfigRepository.load_config = kept  # type: ignore[method-assign, assignment]
     gather = defaults_list._create_interpolation_map
@@ -34,17 +33,19 @@ def keep_files_of(places: Collection[str]) -> None:
 
 
 def _kept(read: Read, places: Collection[str]) -> Read:
+    """Return a function that reads each file of these places the first time only."""
     kept: dict[tuple[str, ...], ConfigResult] = {}
 
     @wraps(read)
     def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
         key = (*map(str, self.sources), config_path)
-        found = kept.get(key) or read(self, config_path)
-        if found is None or found.path not in places:
-            return found
-        kept[key] = found
-        given = copy.copy(found)
-        given.config = copy.deepcopy(found.config)  # recipes are merged into it
+        if key not in kept:
+            found = read(self, config_path)
+            if found is None or found.path not in places:
+                return found
+            kept[key] = found
+        given = copy.copy(kept[key])
+        given.config = copy.deepcopy(given.config)  # its nodes may become a recipe's
         return given
 
     return load_config

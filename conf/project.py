@@ -154,9 +154,8 @@ def register_recipes() -> None:
     """Let Hydra find all recipes, in this process."""
     Plugins.instance().register(CatalogueSource)
     Plugins.instance().register(_Recipes)
-    keep_files_of(
-        ["pkg://hydra.conf", "pkg://fedhet.conf", *(f"file://{one}" for one in (FOLDER, *PAPERS))]
-    )
+    ours = [f"file://{folder}" for folder in (FOLDER, *PAPERS)]
+    keep_files_of("pkg://hydra.conf", "pkg://fedhet.conf", *ours)
 
 
 # ------------------------------------------------------------------------------------------- code
