@@ -175,8 +175,8 @@ class Composition:
         }
         return [name for name in MODES if on[name]]
 
-    def readers(self, mode: str) -> Iterator[tuple[str, str, Reads]]:
-        """Yield the parts that a mode applies to: the key, the part and what it reads."""
+    def readers(self, mode: str = "") -> Iterator[tuple[str, str, Reads]]:
+        """Yield the parts (that a mode applies to): the key, the part and what it reads."""
         step = self.step
         yield "strategy.aggregator", type(step.aggregator).__name__, reads_of(step.aggregator)
         yield "strategy.output", type(step.output).__name__, reads_of(step.output)
@@ -242,14 +242,14 @@ def in_words(reads: Reads) -> str:
 
 
 def _check_starts(run: Composition) -> None:
-    """Refuse clients that do not start at x if the aggregator divides by their steps."""
+    """Refuse clients that do not start at x if a part reads updates as what they moved by."""
     moving = sorted(name for name, side in run.client_sides.items() if side.moves_start)
-    if moving and reads_of(run.step.aggregator) & Reads.STEPS:
-        raise ConfigError(
-            f"strategy.aggregator {type(run.step.aggregator).__name__} reads updates as what "
-            f"clients moved by, and with {', '.join(moving)} they do not start at one model: drop "
-            "one from strategy=[...]"
-        )
+    for key, part, reads in run.readers() if moving else ():
+        if reads & Reads.STEPS:
+            raise ConfigError(
+                f"{key} {part} reads updates as what clients moved by, and with "
+                f"{', '.join(moving)} they do not start at one model: drop one from strategy=[...]"
+            )
 
 
 def _check_order(run: Composition) -> None:

@@ -15,7 +15,8 @@ alpha = 1 is FedAvg (with a plain mean); the paper has alpha = .1. m travels dow
 alpha multiplies the gradient of the whole local objective, penalties of other methods included.
 Clipping sees v; weight decay comes after it and is not multiplied, as in FL-Simulator's code.
 fedhet rejects a local optimizer with momentum, and Adam: their displacement is not a mean of
-gradients, and m would be 1 / (1 - momentum) times too long.
+gradients, and m would be 1 / (1 - momentum) times too long. It also rejects methods that move a
+client's start (FedInit, FedALA, IFCA): y_i - x is then more than its steps.
 
 lr_sum is the client's own claim, and too small a mean would let m grow from round to round. Under a
 robust aggregator it is their median, and m is no longer than the median of ||U_i|| / lr_sum_i.

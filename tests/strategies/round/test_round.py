@@ -19,10 +19,10 @@ from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.server_optimizers import SGD
 from fedhet.strategies.fedala import FedALA
 from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.fedcm import FedCM
 from fedhet.strategies.feddyn import FedDyn
-from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.fedexp import FedExP
-from fedhet.strategies.fednova import FedNova, FedNovaClient, FedNovaServer, NormalizedMean
+from fedhet.strategies.fednova import FedNova
 from fedhet.strategies.fedpvr import FedPVR
 from fedhet.strategies.modes.robust.coordinates import Median
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
@@ -393,15 +393,8 @@ class Reordering:
     reorders = True
 
 
-def fedala_with_fednova() -> FederatedStrategy:
-    return built(
-        client_sides={"fedala": client_side(FedALA), "fednova": FedNovaClient()},
-        server_sides={"fednova": FedNovaServer()},
-        aggregator=NormalizedMean(),
-    )
-
-
 REORDERED = {"reordering": Reordering()}
+MOVED = {"fedala": client_side(FedALA)}
 
 
 @pytest.mark.parametrize(
@@ -409,7 +402,8 @@ REORDERED = {"reordering": Reordering()}
     [
         (lambda: built(FedDyn, transforms=REORDERED), ["Reordering", "FedDynServer"]),
         (lambda: built(FedPVR, transforms=REORDERED), ["Reordering", "control_variate_delta"]),
-        (fedala_with_fednova, ["NormalizedMean", "fedala"]),
+        (lambda: built(FedNova, client_sides=MOVED), ["NormalizedMean", "fedala"]),
+        (lambda: built(FedCM, client_sides=MOVED), ["ClientMomentumServer", "fedala"]),
     ],
 )
 def test_an_aggregation_that_does_not_mean_what_clients_mean_is_refused(build, named):
