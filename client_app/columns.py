@@ -20,7 +20,7 @@ from fedhet.strategies.wire.records import (
     record_in,
     to_record,
 )
-from fedhet.tasks import AnyTask, OwnTask
+from fedhet.tasks import AnyTask, TableTask
 
 
 def columns_reply(
@@ -32,7 +32,7 @@ def columns_reply(
     (m,), whether a categorical column has a missing value; and "categories", of each categorical
     column (tasks/column_statistics.py).
     """
-    if not (isinstance(task, OwnTask) and task.fits_columns):
+    if not (isinstance(task, TableTask) and task.fits_columns):
         raise ConfigError(f"task={task.name} has no columns that sites fit together")
     found = task.column_statistics(client_id, folder)
     if not config_of(message).get(STATISTICS, False):

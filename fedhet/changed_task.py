@@ -13,7 +13,7 @@ from yaml import YAMLError
 from fedhet.common.errors import ConfigError
 from fedhet.load_run import label_metadata_of, recipe_of, task_of
 from fedhet.tasks import AnyTask
-from fedhet.tasks.own_task import PUBLIC_COLUMNS
+from fedhet.tasks.table_task import PUBLIC_COLUMNS
 from fedhet.tasks.tabular import REFERENCE
 
 OPTIONS = "task.data_options"

@@ -43,7 +43,7 @@ from fedhet.strategies.wire.tensor_files import load_tensors
 from fedhet.tasks import Functions
 from fedhet.tasks.losses import Loss, loss_of
 from fedhet.tasks.models.own_weights import load_own_weights
-from fedhet.tasks.own_task import refuse_unread_partition
+from fedhet.tasks.own_data import refuse_unread_partition
 from fedhet.tasks.references import Function, name_of
 
 AnyMethod = str | Method | type[Method]

@@ -30,7 +30,7 @@ from fedhet.strategies.round.checks import sides_with
 from fedhet.strategies.wire.tensor_files import load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask, Task, build_task, pick_device
 from fedhet.tasks.models.own_weights import frozen_sha256
-from fedhet.tasks.own_task import PUBLIC_COLUMNS
+from fedhet.tasks.table_task import PUBLIC_COLUMNS
 
 MODEL_FILE = "model.safetensors"
 _TRUST = "add --trust (in Python fedhet.conf.trust.trust(FOLDER))"

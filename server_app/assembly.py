@@ -48,13 +48,13 @@ from fedhet.strategies.round.registration import FROZEN_MODEL, FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
 from fedhet.strategies.slots import Observer, Output
 from fedhet.strategies.wire.records import COLUMNS
-from fedhet.tasks import AnyTask, Functions, OwnTask, Task, build_task
+from fedhet.tasks import AnyTask, Functions, TableTask, Task, build_task
 from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.conformal.calibration import Calibration
 from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.models.own_weights import frozen_sha256
+from fedhet.tasks.own_data import refuse_unread_partition
 from fedhet.tasks.own_metric import OwnMetric
-from fedhet.tasks.own_task import refuse_unread_partition
 from fedhet.tasks.partitions import PartitionConfig
 from fedhet.tasks.pixels import black_and_white
 from fedhet.tasks.task import kind_of
@@ -249,7 +249,7 @@ def build_strategy(
         classifies = kind_of(task.config) == "classification"
         attack.check_method(sent, num_classes=task.num_classes if classifies else 0)
     federation, frozen = federation_of(recipe), frozen_sha256(model)
-    node_settings = {COLUMNS: task.columns} if isinstance(task, OwnTask) and task.columns else {}
+    node_settings = {COLUMNS: task.columns} if isinstance(task, TableTask) and task.columns else {}
     setup = Setup(
         local_lr=recipe.local.lr,
         schedule=build_part(recipe, "schedule", tensors),

@@ -25,7 +25,7 @@ from fedhet.strategies.round.registration import register_clients
 from fedhet.strategies.wire.messages import TIMEOUT, query
 from fedhet.strategies.wire.records import CATEGORIES, COLUMNS, CONFIG, STATISTICS
 from fedhet.strategies.wire.tensor_decoder import decode_tensors, printable
-from fedhet.tasks import Functions, OwnTask
+from fedhet.tasks import Functions, TableTask
 from fedhet.tasks.column_statistics import (
     LONGEST_CATEGORY,
     MOST_CATEGORIES,
@@ -49,7 +49,7 @@ def fitted_columns(recipe: DictConfig, grid: Grid, functions: Functions | None) 
         TimeoutError: if too few sites are connected.
     """
     task = task_of(recipe, functions)
-    if not (isinstance(task, OwnTask) and task.fits_columns):
+    if not (isinstance(task, TableTask) and task.fits_columns):
         return None
     _check_privacy(recipe)
     options = task.config.data_options or {}

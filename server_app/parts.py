@@ -40,7 +40,7 @@ from fedhet.strategies.wire.records import COLUMNS
 from fedhet.tasks import (
     AnyTask,
     Functions,
-    OwnTask,
+    TableTask,
     keep_freed_memory,
     make_repeatable,
     pick_device,
@@ -131,7 +131,7 @@ def parts_of(
 
 def table_lines(task: AnyTask) -> list[str]:
     """Return how the task reads a table whose columns it has found out."""
-    return task.about if isinstance(task, OwnTask) else []
+    return task.about if isinstance(task, TableTask) else []
 
 
 def _evaluates_at_clients(recipe: DictConfig, *, has_test: bool) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,81 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
 
 from fedhet.common.errors import ConfigError, SetupError
-from fedhet.tasks import tabular
-from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.config import NAMED, OwnConfig, head_of
-from fedhet.tasks.examples import IGNORED, Clients, Examples, clients_of, is_pair
-from fedhet.tasks.losses import LOSSES, Loss, loss_of, require_logits
+from fedhet.tasks.examples import IGNORED, Clients, Examples
+from fedhet.tasks.losses import LOSSES, require_logits
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import AnyModel, build_model, build_own_model
 from fedhet.tasks.models.wrapped import CHANNEL_KEYS, refuse_channels
+from fedhet.tasks.own_data import Functions, OwnData, select
 from fedhet.tasks.partitioned import Partitioned
 from fedhet.tasks.partitions import PartitionConfig
-from fedhet.tasks.references import (
-    Function,
-    call_with_known,
-    is_reference,
-    load_reference,
-    name_of,
-)
+from fedhet.tasks.references import Function
 from fedhet.tasks.sources.arrays import Indices
 
-CLIENT = ("client_id", "partition_id")  # a data function with one of these gives one client's data
-PUBLIC_COLUMNS = "public_columns"  # in a model's metadata: the columns of a table's public part
-_READ = ("partition.holdout", "partition.unseen")  # of examples that a function has divided
 _BINS = 10  # a partition by label divides a regression's targets into tenths
-
-
-def gives_by_client(data: Function) -> bool:
-    """Return whether a data function returns one client's examples."""
-    return any(name in inspect.signature(data).parameters for name in CLIENT)
-
-
-def refuse_unread_partition(data: Function, words: Iterable[str]) -> None:
-    """Reject overrides that would divide data which the function has already divided."""
-    if not gives_by_client(data):
-        return
-    for word in words:
-        key, _, value = word.lstrip("+").partition("=")
-        divides = key.startswith("partition.") and key not in _READ
-        if divides or (key == "partition" and value != "site"):
-            raise ConfigError(
-                f"{word} changes nothing: task.data={name_of(data)} has the parameter client_id, "
-                "so it gives each client's examples itself. Leave the word out, or the parameter"
-            )
-
-
-@dataclass(frozen=True)
-class Functions:
-    """The user's functions that a recipe names.
-
-    Attributes:
-        data: returns (train, test) of one client if it has a parameter ``client_id`` or
-            ``partition_id``, or else of all; test may be None.
-        model: returns an ``nn.Module``; None: the recipe names one of fedhet's models.
-        test_data: returns the server's test examples; None: they are those of ``data`` if it
-            returns everybody's, and otherwise there are none.
-        loss: (outputs, targets) -> scalar.
-    """
-
-    data: Function
-    model: Function | None
-    test_data: Function | None
-    loss: Loss
-
-    @classmethod
-    def of(cls, config: OwnConfig) -> Functions:
-        """Load the functions that a recipe names."""
-        own = is_reference(config.model)
-        return cls(
-            load_reference("task.data", config.data),
-            load_reference("task.model", config.model) if own else None,
-            load_reference("task.test_data", config.test_data) if config.test_data else None,
-            loss_of(config.kind, config.loss),
-        )
 
 
 class OwnTask(Measured, Partitioned):
@@ -100,7 +38,6 @@ class OwnTask(Measured, Partitioned):
         seed: the seed of the partition and of the held-out examples.
         num_clients: N.
         functions: the functions that the config names.
-        columns: the statistics of a table's columns, if the sites have fitted them together.
     """
 
     config: OwnConfig
@@ -112,8 +49,7 @@ class OwnTask(Measured, Partitioned):
         partition: PartitionConfig,
         seed: int,
         num_clients: int,
-        functions: Functions | None = None,
-        columns: str | None = None,
+        functions: Functions,
     ) -> None:
         if partition.name == "feature_shift":
             raise ConfigError(
@@ -122,13 +58,10 @@ class OwnTask(Measured, Partitioned):
             )
         self.config, self.partition = config, partition
         self.seed, self.num_clients = seed, num_clients
-        self.name, self.columns = config.name, columns
+        self.name, self.functions = config.name, functions
         self._compared = False  # the loss with that of outputs (B,)
-        self.functions = functions or Functions.of(config)
-        if self.functions.data is tabular.load and partition.name != "site":
-            self.config = tabular.inferred(config)
-        names = inspect.signature(self.functions.data).parameters
-        self.by_client = gives_by_client(self.functions.data)
+        self.by_client = functions.by_client
+        names = inspect.signature(functions.data).parameters
         # ... and with partition=site one that takes a folder, which the server calls without.
         self.by_folder = partition.name == "site" and "data_folder" in names
 
@@ -210,7 +143,7 @@ class OwnTask(Measured, Partitioned):
         """The shape of one input: the recipe's, or else that of the server's own examples."""
         if self.config.input_shape is not None:
             return tuple(self.config.input_shape)
-        given = self._server_test if self.by_client else self._all[0]
+        given = self._data.server_test if self.by_client else self._data.all[0]
         if given is None:
             raise ConfigError(
                 "task.input_shape=null, and the server has no example to take it from: set it"
@@ -230,43 +163,7 @@ class OwnTask(Measured, Partitioned):
 
     def label_metadata(self) -> dict[str, str]:
         """Return the metadata of a model's file: the classes, and the kind of task."""
-        found = {"classes": json.dumps(self.class_names), "kind": self.config.kind}
-        if self.columns is not None:
-            return {**found, "columns": self.columns}
-        if self.functions.data is not tabular.load:
-            return found
-        public = tabular.fitted_options(self.config.arguments)
-        return {**found, PUBLIC_COLUMNS: json.dumps(public)} if public else found
-
-    @property
-    def fits_columns(self) -> bool:
-        """Whether the sites fit the columns of their tables together, before round 1."""
-        options = self.config.data_options or {}
-        return self.functions.data is tabular.load and options.get("fit") == "federated"
-
-    @property
-    def about(self) -> list[str]:
-        """Lines that say how the task reads a table whose columns it has found out."""
-        reads_table = self.functions.data is tabular.load and not self.by_folder
-        return tabular.described(self.config) if reads_table else []
-
-    def site_name(self, folder: Path | str | None) -> str | None:
-        """Return the value of ``task.client_column``, if all rows of a site's table have one."""
-        column = self.config.client_column
-        reads_table = self.by_folder and self.functions.data is tabular.load
-        if not reads_table or column is None or folder is None:
-            return None
-        return tabular.site_name(self.config.arguments, Path(folder).expanduser())
-
-    def column_statistics(
-        self, client_id: int, site_folder: Path | str | None = None
-    ) -> ColumnStatistics:
-        """Return a client's statistics of its training rows, to fit columns together."""
-        self.require_client(client_id)
-        train, _ = self._own(client_id, site_folder) if self.by_folder else self._part(client_id)
-        folder = Path(site_folder).expanduser() if self.by_folder and site_folder else None
-        # Before the fit, an example's only input is the number of its row.
-        return tabular.statistics_of(train[0][:, 0], self.config.arguments, folder)
+        return {"classes": json.dumps(self.class_names), "kind": self.config.kind}
 
     def build_model(self, seed: int) -> AnyModel:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
@@ -311,11 +208,7 @@ class OwnTask(Measured, Partitioned):
         Raises:
             ConfigError: if the data function returns no training example, or anything else.
         """
-        self.require_client(client_id)
-        if self.by_client or self.by_folder:
-            train, test = self._own(client_id, site_folder)
-        else:
-            train, test = self._part(client_id)
+        train, test = self._parts_of(client_id, site_folder)
         examples = self._examples(train, device, channels_last)
         if len(examples) == 0:
             raise ConfigError(f"task.data gives client {client_id} no training example")
@@ -326,7 +219,7 @@ class OwnTask(Measured, Partitioned):
         self, device: torch.device | str = "cpu", *, channels_last: bool = False
     ) -> Examples | None:
         """Return the server's test set; None if there is none, and the clients evaluate."""
-        given = self._server_test
+        given = self._data.server_test
         test = None if given is None else self._examples(given, device, channels_last)
         return test if test is not None and len(test) else None
 
@@ -337,8 +230,8 @@ class OwnTask(Measured, Partitioned):
         """
         config, given = self.config, dict[str, tuple[str | None, Any]]()
         if train and not (self.by_client or self.by_folder or self.partition.name == "site"):
-            given["train"] = (config.data, self._all[0])
-        given["test"] = (config.test_data or config.data, self._server_test)
+            given["train"] = (config.data, self._data.all[0])
+        given["test"] = (config.test_data or config.data, self._data.server_test)
         found = dict[str, dict[str, object]]()
         for split, (function, examples) in given.items():
             known = None if examples is None else self._examples(examples, "cpu").sha256()
@@ -354,7 +247,7 @@ class OwnTask(Measured, Partitioned):
     @property
     def owners(self) -> Clients:
         """The client of each training example; None if unknown."""
-        return None if self.by_client else self._clients[0]
+        return None if self.by_client else self._data.clients[0]
 
     @property
     def count_names(self) -> tuple[str, ...]:
@@ -405,9 +298,13 @@ class OwnTask(Measured, Partitioned):
             known["input_shape"] = self.input_shape
         return known
 
-    def _known(self, client_id: int | None, folder: Path | str | None) -> dict[str, Any]:
+    @cached_property
+    def _data(self) -> OwnData:
+        return OwnData(self.config, self.functions, self._known_to_data())
+
+    def _known_to_data(self) -> dict[str, Any]:
         """Return the values that a data function may take, by parameter name."""
-        known: dict[str, Any] = {
+        return {
             "num_clients": self.num_clients,
             "num_partitions": self.num_clients,
             "seed": self.seed,
@@ -415,37 +312,6 @@ class OwnTask(Measured, Partitioned):
             "classes": self.config.class_names,
             **{name: given for name in NAMED if (given := getattr(self.config, name)) is not None},
         }
-        if self.fits_columns:
-            known["fitted"] = self.columns
-        if client_id is not None:
-            known |= dict.fromkeys(CLIENT, client_id)
-        if folder is not None:
-            known["data_folder"] = Path(folder).expanduser()
-        return known
-
-    def _given(self, client_id: int | None, folder: Path | str | None) -> tuple[Any, Any]:
-        known, options = self._known(client_id, folder), self.config.data_options or {}
-        names = (*CLIENT, "data_folder", *NAMED)
-        parameters = inspect.signature(self.functions.data).parameters
-        for name in ("path", "target"):
-            if name in known and name not in parameters:
-                raise ConfigError(
-                    f"task.{name}={known[name]}: task.data={self.config.data} has no parameter "
-                    f"{name}: set task.{name}=null, or give the function that parameter"
-                )
-        given = call_with_known("task.data", self.functions.data, known, options, names=names)
-        if not (isinstance(given, (tuple, list)) and len(given) == 2):
-            raise ConfigError(
-                f"task.data={self.config.data} returned a {type(given).__name__}: it must return "
-                "(train, test); test may be None"
-            )
-        if given[0] is None or isinstance(given[0], str | Path | np.ndarray | Tensor):
-            raise ConfigError(
-                f"task.data={self.config.data} returned (train, test) with a "
-                f"{type(given[0]).__name__} for train: it must be a pair (inputs, targets), a "
-                "Dataset or a DataLoader, so return ((inputs, targets), test); test may be None"
-            )
-        return given[0], given[1]
 
     @property
     def num_natural_clients(self) -> int | None:
@@ -455,40 +321,11 @@ class OwnTask(Measured, Partitioned):
         _, sizes = np.unique(clients, return_counts=True)
         return int((sizes >= self.partition.options.get("min_size", 1)).sum())
 
-    @cached_property
-    def _all(self) -> tuple[Any, Any]:
-        return self._parts_of_all[0]
-
-    @cached_property
-    def _clients(self) -> tuple[Clients, Clients]:
-        """The client of each training example, and of each test example; None if unknown."""
-        return self._parts_of_all[1]
-
-    @cached_property
-    def _parts_of_all(self) -> tuple[tuple[Any, Any], tuple[Clients, Clients]]:
-        train, test = (
-            clients_of(given, self.config.client_column) for given in self._given(None, None)
-        )
-        return (train[0], test[0]), (train[1], test[1])
-
-    @cached_property
-    def _server_test(self) -> Any:
-        if self.functions.test_data is not None:
-            known = self._known(None, None) | dict(self.config.data_options or {})
-            found = call_with_known(
-                "task.test_data",
-                self.functions.test_data,
-                known,
-                {},
-                options_key="task.data_options",
-            )
-            if is_pair(found) and all(is_pair(one) for one in found):
-                raise ConfigError(
-                    f"task.test_data={self.config.test_data} returned a pair of pairs: it must "
-                    "return only the test examples, such as (inputs, targets)"
-                )
-            return found
-        return None if self.by_client else self._all[1]
+    def _parts_of(self, client_id: int, folder: Path | str | None) -> tuple[Any, Any]:
+        """Return a client's examples to train on, and those held out."""
+        self.require_client(client_id)
+        divided = self.by_client or self.by_folder
+        return self._own(client_id, folder) if divided else self._part(client_id)
 
     def _own(self, client_id: int, folder: Path | str | None) -> tuple[Any, Any]:
         """Return a client's own examples; partition.holdout may hold out some of them."""
@@ -497,12 +334,12 @@ class OwnTask(Measured, Partitioned):
                 "with partition=site every node reads its own folder: start it with "
                 "--node-config 'data-folder=\"/path/to/folder\"', or choose another partition"
             )
-        train, test = self._given(client_id, folder)
+        train, test = self._data.of_client(client_id, folder)
         if test is not None or not self.partition.holdout:
             return train, test
         rows = np.arange(len(self._examples(train, "cpu")))
         kept, held_out = self.held_out_of(rows, client_id, shared=False)
-        return _select(train, kept), _select(train, held_out)
+        return select(train, kept), select(train, held_out)
 
     def _part(self, client_id: int) -> tuple[Any, Any]:
         if self.partition.name == "site":
@@ -512,11 +349,12 @@ class OwnTask(Measured, Partitioned):
                 "data_folder for the node's folder"
             )
         kept, held_out = self.held_out_of(self.client_rows[client_id], client_id, shared=True)
-        train = _select(self._all[0], kept)
-        if self.client_names and self._clients[1] is not None and not self.partition.holdout:
-            own = np.flatnonzero(self._clients[1] == self.client_names[client_id])
-            return train, _select(self._all[1], own)
-        return train, _select(self._all[0], held_out)
+        (all_train, all_test), (_, test_clients) = self._data.all, self._data.clients
+        train = select(all_train, kept)
+        if self.client_names and test_clients is not None and not self.partition.holdout:
+            own = np.flatnonzero(test_clients == self.client_names[client_id])
+            return train, select(all_test, own)
+        return train, select(all_train, held_out)
 
     @cached_property
     def _stratified(self) -> tuple[Indices, tuple[str, ...]]:
@@ -525,7 +363,7 @@ class OwnTask(Measured, Partitioned):
         They are classes, tenths of a regression's targets, or one value for all if an example has
         several labels.
         """
-        examples = self._examples(self._all[0], "cpu")
+        examples = self._examples(self._data.all[0], "cpu")
         if len(examples) == 0:
             raise ConfigError(
                 f"task.data={self.config.data} gives no training example: change task.path="
@@ -578,21 +416,3 @@ def _needs(function: Function | None, parameter: str) -> bool:
     except ValueError:  # a builtin has no signature
         return False
     return found is not None and found.default is found.empty
-
-
-def _select(given: Any, rows: Indices) -> Any:
-    """Return some rows of a data function's result."""
-    if is_pair(given):
-        return tuple(_rows(one, rows) for one in given)
-    if not isinstance(given, DataLoader):
-        return Subset(given, rows.tolist())
-    subset: Any = Subset(given.dataset, rows.tolist())
-    return DataLoader(subset, given.batch_size, collate_fn=given.collate_fn)
-
-
-def _rows(values: Any, rows: Indices) -> Any:
-    if torch.is_tensor(values):
-        return values[torch.from_numpy(rows)]
-    if hasattr(values, "iloc"):  # pandas: each column keeps its type
-        return values.iloc[rows]
-    return np.asanyarray(values)[rows]  # masked values stay masked

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedhet.common.errors import ConfigError, SetupError
 from fedhet.common.metrics import Kind
+from fedhet.tasks import tabular
 from fedhet.tasks.config import (
     AnyConfig,
     ImageConfig,
@@ -29,11 +30,13 @@ from fedhet.tasks.losses import loss_of, require_logits
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import CONDITIONAL, AnyModel, build_model
 from fedhet.tasks.models.wrapped import CHANNEL_KEYS, WrappedModel, refuse_channels
-from fedhet.tasks.own_task import Functions, OwnTask
+from fedhet.tasks.own_data import Functions
+from fedhet.tasks.own_task import OwnTask
 from fedhet.tasks.partitioned import Partitioned
 from fedhet.tasks.partitions import PartitionConfig
 from fedhet.tasks.sources import Split, open_source
 from fedhet.tasks.sources.arrays import Indices
+from fedhet.tasks.table_task import TableTask
 from fedhet.tasks.tensor_data import ConditionedData, TensorData
 
 Shift = Callable[[Pixels], Pixels]
@@ -59,16 +62,19 @@ def build_task(
         seed: seed of the partition, the held-out examples and the training subset.
         num_clients: N.
         functions: for a task on own data, in place of the functions that it names.
-        columns: statistics that the sites have fitted together (``OwnTask.fits_columns``).
+        columns: statistics that the sites have fitted together (``TableTask.fits_columns``).
 
     Raises:
         ConfigError: for unknown keys and values out of range; the examples are checked when they
             are first read.
     """
     config, split = read_config(task), PartitionConfig.from_mapping(partition)
-    if isinstance(config, OwnConfig):
-        return OwnTask(config, split, seed, num_clients, functions, columns)
-    return Task(config, split, seed, num_clients)
+    if not isinstance(config, OwnConfig):
+        return Task(config, split, seed, num_clients)
+    functions = functions or Functions.of(config)
+    if functions.data is tabular.load:
+        return TableTask(config, split, seed, num_clients, functions, columns)
+    return OwnTask(config, split, seed, num_clients, functions)
 
 
 def kind_of(config: AnyConfig) -> Kind | None:

@@ -42,12 +42,12 @@ from fedhet.common.results import read_summary
 from fedhet.conf import method_name
 from fedhet.conf.trust import trust
 from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
-from fedhet.tasks import AnyTask, OwnTask, tabular
+from fedhet.tasks import AnyTask, OwnTask, TableTask, tabular
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.inference_model import InferenceModel
 from fedhet.tasks.losses import LOSSES
-from fedhet.tasks.own_task import PUBLIC_COLUMNS
 from fedhet.tasks.table_columns import Columns
+from fedhet.tasks.table_task import PUBLIC_COLUMNS
 from fedhet.tasks.vocabulary import SPECIAL_TOKENS
 
 ABOUT = "about.json"
@@ -99,7 +99,7 @@ def export(
     }
     if task.vocabulary is not None:
         about["vocabulary"] = list(task.vocabulary)
-    if isinstance(task, OwnTask) and (columns := _columns(task, stored)):
+    if isinstance(task, TableTask) and (columns := _columns(task, stored)):
         given = task.config.data_options or {}
         csv = {key: given.get(key, usual) for key, usual in tabular.DIALECT.items()}
         about["input"] |= {"columns": columns, "csv": csv}
@@ -163,7 +163,7 @@ def tokens_of(task: AnyTask) -> dict[str, Any]:
     return {"tokenizer": options["tokenizer"], "length": options.get("length")}
 
 
-def _columns(task: OwnTask, stored: Mapping[str, str]) -> list[dict[str, Any]]:
+def _columns(task: TableTask, stored: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return what the inputs of a table's model are; empty if its file does not have it."""
     names: Mapping[str, Any] = task.config.data_options or {}
     statistics = stored.get("columns")
@@ -180,7 +180,7 @@ def _columns(task: OwnTask, stored: Mapping[str, str]) -> list[dict[str, Any]]:
 def _examples(task: AnyTask, count: int) -> Tensor:
     """Return random raw examples; of own data, the first ones of the test set or of client 0."""
     generator = torch.Generator().manual_seed(count)
-    if isinstance(task, OwnTask) and task.functions.data is tabular.load:
+    if isinstance(task, TableTask):
         return torch.randn((count, *task.input_shape), generator=generator)
     if isinstance(task, OwnTask):
         return _own_examples(task, count)

@@ -31,7 +31,7 @@ from fedhet.tasks.losses import loss_of
 from fedhet.tasks.models import build_model
 from fedhet.tasks.models.attributes import PlainAttributes
 from fedhet.tasks.models.wrapped import WrappedModel
-from fedhet.tasks.own_task import refuse_unread_partition
+from fedhet.tasks.own_data import refuse_unread_partition
 from fedhet.tasks.references import load_reference, name_of
 from tests.refused import refused
 
