@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from fedhet.common.files import save_text
 from fedhet.common.results import CLASS_COUNTS
-from fedhet.tasks import AnyTask, OwnTask
+from fedhet.tasks import AnyTask
 
 MOST_COUNTS = 20_000  # with more, only the first clients' are stored
 
@@ -20,8 +20,8 @@ def store_class_counts(recipe: DictConfig, folder: Path, task: AnyTask) -> None:
     Writes nothing if the server does not divide the examples: in a deployment, with
     partition=site, and if a function gives each client its own.
     """
-    own = isinstance(task, OwnTask) and (task.by_client or task.by_folder)
-    if own or not recipe.runtime.simulation or recipe.partition.name == "site":
+    at_sites = not recipe.runtime.simulation or recipe.partition.name == "site"
+    if task.by_client or at_sites:
         return
     counts = task.class_counts()
     clients, classes = counts.shape

@@ -57,7 +57,7 @@ from fedhet.strategies.modes.robust.aggregator import RobustAggregator
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.wire.records import record_of_copy, to_tensors
 from fedhet.strategies.wire.tensor_files import parameters_sha256, save_tensors
-from fedhet.tasks import Functions, OwnTask, pick_device
+from fedhet.tasks import Functions, pick_device
 from fedhet.tasks.models.own_weights import counted
 
 
@@ -206,14 +206,13 @@ class Run:
 
     def _about(self) -> dict[str, Any]:
         task = self.parts.task
-        given = isinstance(task, OwnTask) and task.by_client  # nothing is divided
         names = {str(client): name for client, name in sorted(self.strategy.client_names.items())}
         return {
             **identity(self.recipe),
             "strategy_class": type(self.strategy).__name__,
             # of clients=0, whoever registered
             "clients": int(self.recipe.clients) or self.strategy.num_clients,
-            **({"partition": BY_CLIENT} if given else {}),
+            **({"partition": BY_CLIENT} if task.by_client else {}),
             **({"client_names": names} if names else {}),
             **({"table": lines} if (lines := table_lines(task)) else {}),
             "run": self.strategy.state.experiment,

@@ -20,6 +20,7 @@ class Partitioned(ABC):
     partition: PartitionConfig
     seed: int
     num_clients: int
+    by_client: bool = False  # whether a function gives each client its own, and nothing is divided
 
     @property
     @abstractmethod

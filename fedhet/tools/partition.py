@@ -63,7 +63,7 @@ def _build(words: list[str]) -> tuple[AnyTask, str, str]:
     train_size = task.config.train_size if isinstance(task, Task) else None
     chosen = chosen_values(partition, clients=clients, seed=seed, train_size=train_size)
     flavour = partition["name"]
-    if isinstance(task, OwnTask) and task.by_client:
+    if task.by_client:
         flavour, chosen = BY_CLIENT, {"clients": clients, "seed": seed}  # no partition was drawn
     title = partition_title(task.name, flavour, chosen)
     name = "-".join(f"{key}{value}" for key, value in chosen.items())
