@@ -135,6 +135,8 @@ def _as_written(key: str, found: Any, needed: Any) -> tuple[str, Any, Any]:
     group = key.replace(".", "/")
     if OmegaConf.is_config(found) and "_target_" in found:
         return group, option_of_target(group, str(found["_target_"])), needed or "method"
+    if OmegaConf.is_dict(found):
+        return key, "{...}", needed or "null"
     return key, found, needed
 
 

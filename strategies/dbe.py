@@ -154,6 +154,7 @@ class DBE(Method):
 
     replaces = frozenset({"loss"})
     settings = MappingProxyType({**OWN_MODELS, "task.head_bias": True})
+    requires = MappingProxyType({"strategy.asynchronous": None})  # g is of one round's clients
 
     kappa: NotNegative = 1.0
     """how strongly the mean features are pulled to those of all clients; PFLlib: 0"""

@@ -25,7 +25,12 @@ from types import MappingProxyType
 from torch import Tensor
 
 from fedhet.strategies.base import Tensors
-from fedhet.strategies.components.adapter_products import BASE, SHARED_BASE, AdapterProducts
+from fedhet.strategies.components.adapter_products import (
+    BASE,
+    SHARED_BASE,
+    AdapterProducts,
+    SentAdapters,
+)
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
 
@@ -56,4 +61,4 @@ class FedExLoRA(Method):
 
     def parts(self) -> Parts:
         """Replace the aggregator."""
-        return Parts(aggregator=ResidualToBase())
+        return Parts(client_sides={"fedex_lora": SentAdapters()}, aggregator=ResidualToBase())

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from fedhet.common.kinds import Count
-from fedhet.strategies.base import ClientSide, LocalContext, Payloads, ServerSide, Tensors
-from fedhet.strategies.components.adapter_products import SHARED_BASE, AdapterProducts
+from fedhet.strategies.base import LocalContext, Payloads, ServerSide, Tensors
+from fedhet.strategies.components.adapter_products import SHARED_BASE, AdapterProducts, SentAdapters
 from fedhet.strategies.method import Method
 from fedhet.strategies.parts import Parts
 
@@ -45,7 +45,7 @@ class StackedAdapters(AdapterProducts):
         return {n: 0 * x for n, x in params.items() if ".lora_" in n} | dict(products)
 
 
-class FLoRAClient(ClientSide):
+class FLoRAClient(SentAdapters):
     """Begins every round with new adapters of the client's rank."""
 
     needs = frozenset({RANK})

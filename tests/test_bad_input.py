@@ -12,6 +12,7 @@ from fedhet.conf import compose, compose_overrides
 from fedhet.conf.relations import without_effect
 from fedhet.server_app import app as server
 from fedhet.server_app.app import results_folder
+from tests.adapted import LORA
 from tests.recipes import TINY, overrides, run_recipe
 from tests.refused import refused
 
@@ -56,6 +57,7 @@ TOGETHER = [
     (["strategy=fedcm", "local.initial=own"], "local.initial=received"),
     (["strategy=fednova", "local.initial=own"], "local.initial=received"),
     (["strategy=fedbabu", "local.initial=own"], "local.initial=received"),
+    (["strategy=[dbe,fedasync]"], "strategy=dbe strategy.asynchronous=null"),
 ]
 
 
@@ -198,6 +200,9 @@ BEFORE_ROUND_1 = [
     (["strategy=fedpvr", "strategy.fedpvr.layers=last:99"], r"last:99"),
     (["strategy=[fedpvr,fedper]"], "['head.weight'] strategy.personal"),
     (["strategy=[fedala,fedper]"], "strategy.fedala.layers='head.*"),
+    (["strategy=[local,ties]"], "strategy.personal=all TrimmedElectedMean"),
+    (["strategy=[fedsa_lora,fedex_lora]", *LORA], "body.first.lora_B strategy.personal"),
+    (["strategy=[fedsa_lora,flora]", *LORA], "body.first.lora_B strategy.personal"),
     (["clients=4"], r"clients=4"),
     (
         ["task.head_init=orthogonal", "task.model=cvae", "task.mean=[0]", "task.std=[1]"],

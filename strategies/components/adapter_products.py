@@ -16,15 +16,36 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import Reads, Reply, Tensors, Weighting, local_model
+from fedhet.strategies.base import (
+    ClientSide,
+    LocalOptimizer,
+    Reads,
+    Reply,
+    Tensors,
+    Weighting,
+    local_model,
+)
 from fedhet.strategies.round.server_model import ServerModel
 
 BASE = ".base_layer.weight"  # end of the name of W
 _PHASES = [{"layers": f"not:*{BASE}", "epochs": None}]
 SHARED_BASE = MappingProxyType({"task.lora.share_base": True, "strategy.phases": _PHASES})
+
+
+class SentAdapters(ClientSide):
+    """Refuses adapters that stay at the clients."""
+
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
+        """Refuse an adapter that is not among the trainable tensors that are sent."""
+        adapters = [name for name, _ in model.named_parameters() if ".lora_" in name]
+        if missing := sorted({*adapters} - {*shared}):
+            raise ConfigError(
+                f"strategy=flora and fedex_lora need A and B of every adapter, and {missing[0]} "
+                "stays at the clients (strategy.personal): drop the method that keeps it there"
+            )
 
 
 class AdapterProducts:

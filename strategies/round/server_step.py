@@ -88,8 +88,17 @@ class ServerStep:
         self.summed = self.summed or self.releases_noise
 
     def init(self, tensors: Tensors, state: Payloads) -> None:
-        """Start from ``tensors``; ``state`` (of :meth:`state_dict`) is restored if not empty."""
+        """Start from ``tensors``; ``state`` (of :meth:`state_dict`) is restored if not empty.
+
+        Raises:
+            ConfigError: if there is no tensor, and the aggregator combines models.
+        """
         params = self._trainable(tensors)
+        if not (params or isinstance(self.aggregator, SumAggregator)):
+            raise ConfigError(
+                "strategy.personal=all leaves the server no tensor, and strategy.aggregator "
+                f"{type(self.aggregator).__name__} combines models: drop one from strategy=[...]"
+            )
         for owner, part in self._parts().items():
             part.init(params)
             if groups := below(f"{owner}/", state):
