@@ -94,7 +94,7 @@ class ServerStep:
             ConfigError: if there is no tensor, and the aggregator combines models.
         """
         params = self._trainable(tensors)
-        if not (params or isinstance(self.aggregator, SumAggregator)):
+        if not params and reads_of(self.aggregator) & Reads.MODELS:
             raise ConfigError(
                 "strategy.personal=all leaves the server no tensor, and strategy.aggregator "
                 f"{type(self.aggregator).__name__} combines models: drop one from strategy=[...]"
