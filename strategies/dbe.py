@@ -15,6 +15,7 @@ From round 2 on the client trains, with the classifier h:
     L(y, m_i) = CE(h(z + m_i)) + kappa mean over d of (r - g)^2 / 2
     m_i <- m_i - eta_l dL/dm_i                  from 0, with every step of y_i, plain SGD
 
+g is of the clients of one round, so fedhet rejects rounds that do not wait (FedBuff, FedAsync).
 r is a constant but for its last batch. h is linear, so m_i adds W m_i to the logits, and the
 client's own model, which is evaluated (``evaluation.model=clients``), is y_i with that in its bias:
 the recipe gives the classifier one (``task.head_bias=true``).

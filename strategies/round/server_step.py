@@ -96,8 +96,9 @@ class ServerStep:
         params = self._trainable(tensors)
         if not params and reads_of(self.aggregator) & Reads.MODELS:
             raise ConfigError(
-                "strategy.personal=all leaves the server no tensor, and strategy.aggregator "
-                f"{type(self.aggregator).__name__} combines models: drop one from strategy=[...]"
+                "strategy.personal leaves the server no tensor (as strategy.personal=all does), "
+                f"and strategy.aggregator {type(self.aggregator).__name__} combines models: drop "
+                "one from strategy=[...]"
             )
         for owner, part in self._parts().items():
             part.init(params)
