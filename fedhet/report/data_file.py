@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,17 @@ def merged(parts: Sequence[ReportData]) -> ReportData:
         name: next(filter(None, (getattr(part, name) for part in parts)), getattr(parts[0], name))
         for name in ("title", "targets", "by", "baseline")
     }
-    every = max(part.every for part in parts)
+    every = lcm(*(part.every for part in parts))
     return ReportData(runs, origins, partitions, every=every, **chosen)
 
 
 def thinned(data: ReportData) -> ReportData:
-    """Return data with fewer rounds of the diagnostics if these have more than MOST_POINTS."""
+    """Return data with fewer rounds of the diagnostics if these have more than MOST_POINTS.
+
+    Of data that were thinned before, every second, third, ... of the rounds that they have.
+    """
     points = sum(len(values) for run in data.runs for values in run.columns.values())
-    every = max(data.every, -(-points // MOST_POINTS))
+    every = data.every * max(1, -(-points // (MOST_POINTS * data.every)))
     if every == 1:
         return data
     runs = [replace(run, columns=_thinned_columns(run, every)) for run in data.runs]

@@ -111,6 +111,9 @@ def test_many_rounds_are_thinned_but_not_what_tables_and_axes_are_of():
     assert late == [*range(0, 991, 6), *range(991, 1001)]
     assert to_text(thinned(parse(to_text(found), "it"))) == to_text(found)
     assert thinned(ReportData(runs[:2])).every == 1
+    more = thinned(merged([found, ReportData(runs[:5])]))  # whose step goes with that of the first
+    for run in (more.runs[0], more.runs[-1]):
+        assert [at for at, _ in run.points("train_loss")] == [*range(0, 1001, 12), 1000]
     seconds = Figure("seconds_to", 7.0)  # reached in round 7, which is thinned out of the others
     assert seconds.of(one) == seconds.of(runs[0]) is not None
 
