@@ -5,8 +5,9 @@ of the round, in place of all N:
 
     c <- c + (1 / |S|) sum_{i in S} (c_i+ - c_i)
 
-With all c and c_i from zero, c is then N / |S| times the mean of all c_i: with ten of 100 clients,
-ten times as long.
+If all of them start from c_0, c is then N / |S| times the mean of all c_i, less (N / |S| - 1) c_0.
+Here c_0 is zero; there it was a random network, which with ten of 100 clients comes back nine times
+as long.
 """
 
 from __future__ import annotations
