@@ -29,7 +29,7 @@ def why_not(
             f"a step takes {needed} batches, and there are fewer in local.epochs: raise that, or "
             "lower local.batch_size"
         )
-    if options.has_batch_of_one(len(data)) and not _takes_one(model, data):
+    if options.smallest_batch(len(data)) == 1 and not _takes_one(model, data):
         return (
             "a batch of one example, which the model cannot normalise (BatchNorm): set "
             "local.drop_last=true or another local.batch_size; a client with a single example "

@@ -118,7 +118,7 @@ class Run:
             listeners.append(Confusion(parts, timeout))
         if parts.calibration.alphas:
             listeners.append(CalibratedSets(parts, int(recipe.seed), timeout))
-        if self.rounds == 1 and not recipe.local.reuse_training:
+        if not recipe.local.reuse_training:
             options = local_training_config(recipe.local, recipe.strategy.phases)
             listeners.append(SmallLastBatches(options, strategy))
         return [*listeners, *([Alarm()] if self._may_be_hostile() else []), RoundLine()]

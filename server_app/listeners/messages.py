@@ -12,7 +12,7 @@ from fedhet.strategies.components.local_training_config import LocalTrainingConf
 from fedhet.strategies.federated import FederatedStrategy
 from fedhet.strategies.round.update_diagnostics import LIMIT
 
-_FEW, _SHOWN_CLIENTS = 1 / 16, 10  # of a batch, in a warning
+_FEW, _SHOWN_CLIENTS = 1 / 32, 10  # of a batch, in a warning
 _FIGURES = ("accuracy", "loss", "client_accuracy", "client_loss", "train_loss")
 
 
@@ -31,7 +31,7 @@ class RoundLine(Listener):
 
 
 class SmallLastBatches(Listener):
-    """Warns before a single round whose training ends with a step on few examples.
+    """Warns of clients that take a step on few examples (docs/results/niid_bench.md).
 
     Args:
         options: of the local training.
@@ -46,13 +46,13 @@ class SmallLastBatches(Listener):
         if finished.report.round > 0:
             return
         size, sizes = self._options.batch_size, self._strategy.availability.registry.num_examples
-        last = {c: self._options.last_batch(n) for c, n in sizes.items() if n > size}
+        last = {c: self._options.smallest_batch(n) for c, n in sizes.items() if n > size}
         few = [f"{n} of client {client}" for client, n in last.items() if n <= size * _FEW]
         if few:
             log(
                 WARNING,
                 "the last batch of an epoch has few examples (local.batch_size=%s): %s. Its step "
-                "is as long as any other, so it can undo progress in every round: "
+                "is as long as any other, so it can undo what the others have learned: "
                 "local.drop_last=true leaves it out",
                 size,
                 ", ".join(few[:_SHOWN_CLIENTS]) + (", ..." if few[_SHOWN_CLIENTS:] else ""),

@@ -83,18 +83,13 @@ class LocalTrainingConfig:
             num_examples // self.batch_size if rest else math.ceil(num_examples / self.batch_size)
         )
 
-    def has_batch_of_one(self, num_examples: int) -> bool:
-        """Return whether a client with so many examples takes a step on one of them."""
-        if num_examples == 1 or self.batch_size == 1:
-            return True
+    def smallest_batch(self, num_examples: int) -> int:
+        """Return the fewest examples that a client with so many takes a step on."""
+        rest = num_examples % self.batch_size
         reached = self.steps is None or self.steps >= math.ceil(num_examples / self.batch_size)
-        return num_examples % self.batch_size == 1 and not self.drop_last and reached
-
-    def last_batch(self, num_examples: int) -> int:
-        """Return how many examples the last step of a client with so many is taken on."""
-        if self.steps is not None or self.drop_last:
-            return min(num_examples, self.batch_size)
-        return num_examples % self.batch_size or min(num_examples, self.batch_size)
+        if rest and reached and not self.drop_last:
+            return rest
+        return min(num_examples, self.batch_size)
 
     def _check_phases(self) -> None:
         lengths = [phase.epochs for phase in self.phases]
