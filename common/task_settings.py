@@ -154,7 +154,10 @@ class ImageTask(_Task):
     flip: bool = Field(False, description="training images: mirror half of them")
     crop_padding: Annotated[int, Field(ge=0, le=4096)] = Field(
         0,
-        description="training images: cut from a copy padded by so many black pixels; 0: no crop",
+        description="training images: cut from a copy padded by so many pixels; 0: no crop",
+    )
+    crop_padding_mode: Literal["constant", "reflect"] = Field(
+        "constant", description="constant: black pixels | reflect: the image mirrored at its edge"
     )
     crop_probability: Share = Field(1.0, description="probability that a training image is cut so")
     stem: Literal["imagenet", "cifar"] | None = Field(

@@ -28,7 +28,7 @@ class ImageConfig(ImageTask):
     @property
     def transform(self) -> Transform:
         """Augmentation and normalisation of raw pixels."""
-        how = self.flip, self.crop_padding, self.crop_probability
+        how = self.flip, self.crop_padding, self.crop_padding_mode, self.crop_probability
         return Transform(tuple(self.mean), tuple(self.std), *how)
 
     @property
@@ -54,6 +54,11 @@ class ImageConfig(ImageTask):
                     f"task.{key} has {len(values)} values, but task.channels={self.channels}: "
                     "give one value per channel"
                 )
+        if self.crop_padding_mode == "reflect" and self.crop_padding >= self.image_size:
+            raise ConfigError(
+                f"task.crop_padding={self.crop_padding} with task.crop_padding_mode=reflect: "
+                f"set it below task.image_size={self.image_size}; an image is mirrored once"
+            )
         if self.model in CONDITIONAL and ({*self.mean}, {*self.std}) != ({0.0}, {1.0}):
             raise ConfigError(
                 f"task.model={self.model} needs pixels in [0, 1], but task.mean={list(self.mean)}, "

@@ -22,7 +22,8 @@ class Transform:
         mean: mean per channel, for pixels in [0, 1].
         std: standard deviation per channel, for pixels in [0, 1].
         flip: mirror each training image left to right with probability 1/2.
-        crop_padding: black pixels around a training image before a random crop; 0: no crop.
+        crop_padding: pixels around a training image before a random crop; 0: no crop.
+        crop_padding_mode: constant (black) | reflect (the image mirrored at its edge).
         crop_probability: the probability that a training image is cropped.
     """
 
@@ -30,6 +31,7 @@ class Transform:
     std: tuple[float, ...]
     flip: bool = False
     crop_padding: int = 0
+    crop_padding_mode: str = "constant"
     crop_probability: float = 1.0
 
     @property
@@ -164,10 +166,14 @@ class PlacedImages:
             yield self._finish(part.apply(self.padded(), chosen, *self._pixels.shape[1:3]))
 
     def padded(self) -> Tensor:
-        """Return all images with a black border, (n, H + 2p, W + 2p, C)."""
+        """Return all images with a border, (n, H + 2p, W + 2p, C)."""
         if self._padded is None:
             border = self._transform.crop_padding
-            self._padded = F.pad(self._pixels, (0, 0, border, border, border, border))
+            if self._transform.crop_padding_mode == "reflect":  # F.pad reflects no uint8
+                rows, columns = (reflected(side, border) for side in self._pixels.shape[1:3])
+                self._padded = self._pixels[:, rows][:, :, columns]
+            else:
+                self._padded = F.pad(self._pixels, (0, 0, border, border, border, border))
         return self._padded
 
     def _constants(self) -> tuple[Tensor, Tensor]:
@@ -183,6 +189,12 @@ class PlacedImages:
             pixels = pixels.permute(0, 3, 1, 2).contiguous()
         inputs = pixels.float().mul_(self._scale).add_(self._shift)
         return inputs.permute(0, 3, 1, 2) if self._channels_last else inputs
+
+
+def reflected(side: int, border: int) -> Tensor:
+    """Return the places (side + 2 border,) in a row that is mirrored at its ends, once each."""
+    steps = torch.arange(-border, side + border).abs()
+    return (side - 1) - ((side - 1) - steps).abs()
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""SCAFFOLD's control variate in NIID-Bench's code before August 2022."""
+"""SCAFFOLD in NIID-Bench's setting: its control variate before August 2022, rounds that fall."""
 
+import json
 from functools import partial
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 from flwr.app import RecordDict
 
 from fedhet.client_app.state import ContextStateStore
+from fedhet.reproductions.niid_bench.falls import falls
 from fedhet.reproductions.niid_bench.scaffold import SCAFFOLDOfSelected
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.scaffold import SCAFFOLD
+from tests.docs.stored import PAGES
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.sides import built
 
@@ -32,3 +35,18 @@ def test_c_is_that_many_times_the_mean_of_all_c_i_where_a_third_of_the_clients_t
     found = strategy.server_sides[method.name].control_variate["head.weight"]
     assert len(states) > 2
     torch.testing.assert_close(found, length * own, rtol=1e-12, atol=0)
+
+
+def test_a_round_falls_if_it_is_five_points_under_the_median_around_it():
+    accuracy = [0.5] * 120
+    accuracy[109], accuracy[110], accuracy[115], accuracy[60] = 0.44, 0.46, 0.4, 0.1
+    clients = [[0]] * 109 + [[0, 1]] * 2 + [[2]] * 9
+    assert falls(accuracy, clients, sizes=[64, 130, 67]) == [
+        {"small": True, "rounds": 2, "fell": 1},
+        {"small": False, "rounds": 12, "fell": 1},
+    ]
+
+
+def test_the_stored_falls_are_those_of_the_stored_rounds():
+    for run in json.loads((PAGES / "niid_bench_falls.json").read_text(encoding="utf-8"))["runs"]:
+        assert run["falls"] == falls(run["accuracy"], run["clients"], run["sizes"])

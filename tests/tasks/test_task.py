@@ -89,6 +89,11 @@ def test_nobody_trains_on_what_another_client_holds_out():
         ("digits", {"modell": "mlp"}, "task.modell"),
         ("digits", {"channels": 2}, "task.channels=2 1 3"),
         ("digits", {"mean": [0.1, 0.2]}, "task.mean 2 task.channels=1"),
+        (
+            "digits",
+            {"crop_padding": 8, "crop_padding_mode": "reflect"},
+            "task.crop_padding=8 task.image_size=8",
+        ),
         ("digits", {"test_fraction": 1.0}, "task.test_fraction=1.0 (0 1)"),
         ("digits", {"image_size": True}, "task.image_size=true"),
         ("digits", {"flip": "maybe"}, "task.flip=maybe"),

@@ -1,5 +1,7 @@
 """Batches: normalised as torchvision does, augmented, in a seeded order."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -79,13 +81,15 @@ def test_channels_last_changes_the_layout_and_no_value(transform, train):
     assert all(inputs.is_contiguous(memory_format=torch.channels_last) for inputs, _ in moved)
 
 
-def test_augmentation_is_a_crop_of_the_black_padded_image_and_a_flip():
-    placed = AUGMENTED.place(images(6), torch.device("cpu"), channels_last=False)
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_augmentation_is_a_crop_of_the_padded_image_and_a_flip(mode):
+    transform = replace(AUGMENTED, crop_padding_mode=mode)
+    placed = transform.place(images(6), torch.device("cpu"), channels_last=False)
     chosen = torch.tensor([4, 1, 5])
     flipped = torch.tensor([True, False, True])
     top, left = torch.tensor([0, 8, 3]), torch.tensor([8, 1, 4])
     pixels = Augmentation(flipped, top, left).apply(placed.padded(), chosen, 8, 8)
-    padded = np.pad(images(6), ((0, 0), (0, 0), (4, 4), (4, 4)))
+    padded = np.pad(images(6), ((0, 0), (0, 0), (4, 4), (4, 4)), mode=mode)
     for row in range(3):
         y, x = int(top[row]), int(left[row])
         expected = padded[chosen[row], :, y : y + 8, x : x + 8]
