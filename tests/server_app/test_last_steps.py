@@ -15,6 +15,7 @@ WORDS = [*TINY, "rounds=1", "partition=iid", "local.epochs=1", "local.batch_size
     ("words", "warned"),
     [
         ([], True),  # 200 = 3 * 66 + 2
+        (["rounds=2"], True),
         (["local.drop_last=true"], False),
         (["local.epochs=null", "local.steps=4"], True),
         (["local.epochs=null", "local.steps=3"], False),
