@@ -57,6 +57,7 @@ from tests.recipes import run_recipe
 
 TWO, FOUR = (0.1, 0.3), (0.05, 0.1, 0.2, 0.4)  # local.lr
 TUNED_ON, SEEDS, LAST = 100, (0, 1, 2, 3, 4), 5
+PART = "+task.data_options.part="
 Key = tuple[str, Sequence[float]] | None  # a method's main key and two values
 GLOBAL: dict[str, Key] = {
     "fedavg": None,
@@ -191,6 +192,20 @@ def measure(folder: Path, task: str, words: Sequence[str]) -> dict[str, Any]:
     return {"accuracy": round(statistics.fmean(late), 5), **costs}
 
 
+def final_runs(
+    out: Path, task: str, group: str, method: str, words: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Run a method with what was chosen, and return each seed's number and costs."""
+    own = (f"strategy={method}", *OF_GROUP[group], f"{PART}final", *words)
+    of_cell = {"task": task, "group": group, "method": method}
+    folder = out / group / f"{task}-{method}-seed"
+    return [
+        {**of_cell, "seed": seed}
+        | measure(folder.with_name(f"{folder.name}{seed}"), task, [*own, f"seed={seed}"])
+        for seed in SEEDS
+    ]
+
+
 def compare(cell: tuple[Path, str, str, str]) -> str:
     """Tune one method on one task, run it with the choice, and write what came out."""
     out, task, group, method = cell
@@ -200,33 +215,26 @@ def compare(cell: tuple[Path, str, str, str]) -> str:
     own = (f"strategy={method}", *OF_GROUP[group])
     scratch = out / "scratch" / path.stem
     points = trials(GROUPS[group][method])
-    part = "+task.data_options.part="
     tried = [
-        measure(scratch, task, [*own, f"{part}tune", *point, f"seed={TUNED_ON}"])
+        measure(scratch, task, [*own, f"{PART}tune", *point, f"seed={TUNED_ON}"])
         for point in points
     ]
     best = max(range(len(points)), key=lambda number: tried[number]["accuracy"])  # the first
     choice = ["choice=" + "_".join(word.replace("=", ":") for word in points[best])]
-    runs = [
-        measure(
-            out / group / f"{task}-{method}-seed{seed}",
-            task,
-            [*own, f"{part}final", *points[best], *choice, f"seed={seed}"],
-        )
-        for seed in SEEDS
-    ]
+    runs = final_runs(out, task, group, method, [*points[best], *choice])
     shutil.rmtree(scratch, ignore_errors=True)
     of_cell = {"task": task, "group": group, "method": method}
     found = {
         "trials": [{**of_cell, "words": p, **t} for p, t in zip(points, tried, strict=True)],
-        "runs": [{**of_cell, "seed": s, **r} for s, r in zip(SEEDS, runs, strict=True)],
+        "runs": runs,
         "chosen": {**of_cell, "words": points[best]},
     }
     save_text(path, json.dumps(found) + "\n")
     return f"{path.stem} {points[best]} {[run['accuracy'] for run in runs]}"
 
 
-def _ready() -> None:
+def ready() -> None:
+    """Prepare a process for single runs: one thread, Flower's identity, no log."""
     torch.set_num_threads(1)
     set_identity()
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -262,7 +270,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder.absolute()
     (folder / "cells").mkdir(parents=True, exist_ok=True)
-    with multiprocessing.get_context("fork").Pool(options.processes, _ready) as pool:
+    with multiprocessing.get_context("fork").Pool(options.processes, ready) as pool:
         for line in pool.imap_unordered(compare, cells(folder, options.tasks)):
             print(line, flush=True)
     found = collected(folder)
