@@ -28,6 +28,7 @@ from benchmarks.comparison import GLOBAL, final_runs, ready
 from benchmarks.harness import FOLDER, options_of, save
 
 TASKS_WITH_ONE = ("digits", "mnist_dirichlet", "mnist_many", "imdb", "synthetic", "synthetic_00")
+KEPT = ("task", "method", "seed", "accuracy")
 KINDS = {"kept": (), "dropped": ("local.drop_last=true",)}
 
 
@@ -38,7 +39,7 @@ def run(cell: tuple[str, str, list[str]]) -> list[dict[str, Any]]:
     for kind, words in KINDS.items():
         with tempfile.TemporaryDirectory() as scratch:
             runs = final_runs(Path(scratch), task, "global", method, [*choice, *words])
-        found += [{**one, "last_batch": kind} for one in runs]
+        found += [{"last_batch": kind, **{key: one[key] for key in KEPT}} for one in runs]
     return found
 
 
@@ -51,7 +52,7 @@ def differences(runs: list[dict[str, Any]]) -> dict[str, Any]:
     others = gaps.drop(columns="fedavg")
     alike = spearmanr(others.loc["kept"], others.loc["dropped"]).statistic
     return {
-        "spearman": round(float(alike), 3),
+        "tests": [{"methods": len(others.columns), "spearman": round(float(alike), 3)}],
         "methods": [
             {"method": name, **{kind: round(float(gap), 3) for kind, gap in column.items()}}
             for name, column in others.items()
