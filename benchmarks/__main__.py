@@ -1,16 +1,16 @@
 """``python -m benchmarks NAME [WORDS]``: run one of the measurements below.
 
-floor       seconds per round beside a plain PyTorch loop that does the same work
-start       seconds to the end of round 1, and of a round whose training is trivial
-epoch       a client's epoch of a method beside FedAvg's
-fusion      the server's step of the one-shot methods beside the plain average
-scale       large cohorts, 100,000 clients: memory, the server's time, and beside a plain loop
-checks      CPU time that checking replies and the checksums of files add to a round
-deployment  a deployment's round beside a plain Flower app that moves the same arrays
-lora        LoRA's methods beside FedAvg on the same adapters: accuracy
-comparison  tuned methods on tasks that need no download, in ranks
+floor         seconds per round beside a plain PyTorch loop that does the same work
+start         seconds to the end of round 1, and of a round whose training is trivial
+epoch         a client's epoch of a method beside FedAvg's
+fusion        the server's step of the one-shot methods beside the plain average
+scale         large cohorts, 100,000 clients: memory, the server's time, and beside a plain loop
+checks        CPU time that checking replies and the checksums of files add to a round
+deployment    a deployment's round beside a plain Flower app that moves the same arrays
+lora          LoRA's methods beside FedAvg on the same adapters: accuracy
+comparison    tuned methods on tasks that need no download, in ranks
 last_batches  the comparison without steps on what an epoch leaves over
-robust      robust aggregators under attack: accuracy, and what they cost
+robust        robust aggregators under attack: accuracy, and what they cost
 """
 
 from __future__ import annotations

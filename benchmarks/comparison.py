@@ -198,10 +198,9 @@ def final_runs(
     """Run a method with what was chosen, and return each seed's number and costs."""
     own = (f"strategy={method}", *OF_GROUP[group], f"{PART}final", *words)
     of_cell = {"task": task, "group": group, "method": method}
-    folder = out / group / f"{task}-{method}-seed"
     return [
         {**of_cell, "seed": seed}
-        | measure(folder.with_name(f"{folder.name}{seed}"), task, [*own, f"seed={seed}"])
+        | measure(out / group / f"{task}-{method}-seed{seed}", task, [*own, f"seed={seed}"])
         for seed in SEEDS
     ]
 

@@ -3,9 +3,9 @@
     FEDHET_DATA=/data python -m benchmarks last_batches
 
 A step on a single example is as long as one on 32 and can undo what the others have learned
-(docs/results/niid_bench.md, "Why single rounds fall"). Runs the tasks of ``TASKS_WITH_ONE``, in
-which some client of some seed has such a step, with each method's choice in
-benchmarks/comparison.json: with the last batch and with ``local.drop_last=true``.
+(docs/results/niid_bench.md, "Why single rounds fall"). Runs the tasks of ``WITH_ONE``, in which a
+client may have such a step, with each method's choice in benchmarks/comparison.json: with the last
+batch and with ``local.drop_last=true``.
 
 Fixed before the first run: the comparison's ranking stands if FedDyn, FedCM, FedMRUR, MoFedSAM,
 FedSpeed, SCAFFOLD and FedPVR are above FedAvg in the mean over these tasks with ``drop_last``, too,
@@ -26,40 +26,39 @@ from scipy.stats import spearmanr
 
 from benchmarks.comparison import GLOBAL, final_runs, ready
 from benchmarks.harness import FOLDER, options_of, save
+from fedhet.common.files import save_text
 
-TASKS_WITH_ONE = ("digits", "mnist_dirichlet", "mnist_many", "imdb", "synthetic", "synthetic_00")
-KEPT = ("task", "method", "seed", "accuracy")
-KINDS = {"kept": (), "dropped": ("local.drop_last=true",)}
+WITH_ONE = ("digits", "mnist_dirichlet", "mnist_many", "imdb", "synthetic", "synthetic_00")
+LAST_BATCH = {"kept": (), "dropped": ("local.drop_last=true",)}
+NOT_STORED = {"group", "bytes_up", "bytes_down", "cpu_seconds"}  # the comparison has them
 
 
 def run(cell: tuple[str, str, list[str]]) -> list[dict[str, Any]]:
-    """Return a method's runs on a task, of both kinds."""
+    """Return a method's runs on a task, with the last batch and without."""
     task, method, choice = cell
     found = []
-    for kind, words in KINDS.items():
+    for last_batch, words in LAST_BATCH.items():
         with tempfile.TemporaryDirectory() as scratch:
             runs = final_runs(Path(scratch), task, "global", method, [*choice, *words])
-        found += [{"last_batch": kind, **{key: one[key] for key in KEPT}} for one in runs]
+        found += [
+            {"last_batch": last_batch, **{k: v for k, v in one.items() if k not in NOT_STORED}}
+            for one in runs
+        ]
     return found
 
 
 def differences(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return each method's mean difference to FedAvg in points, by kind, and how alike they are."""
+    """Return each method's mean difference to FedAvg, in points, and Spearman's correlation."""
     keys = ["last_batch", "method", "task", "seed"]
     accuracy = 100 * pd.DataFrame(runs).set_index(keys)["accuracy"].unstack("method")
     gaps = accuracy.sub(accuracy["fedavg"], axis="index").groupby("last_batch").mean()
-    by_task = accuracy["fedavg"].groupby(["last_batch", "task"]).mean().unstack("last_batch")
     others = gaps.drop(columns="fedavg")
     alike = spearmanr(others.loc["kept"], others.loc["dropped"]).statistic
     return {
         "tests": [{"methods": len(others.columns), "spearman": round(float(alike), 3)}],
         "methods": [
-            {"method": name, **{kind: round(float(gap), 3) for kind, gap in column.items()}}
+            {"method": name, **{key: round(float(gap), 3) for key, gap in column.items()}}
             for name, column in others.items()
-        ],
-        "fedavg": [
-            {"task": task, **{kind: round(float(value), 3) for kind, value in row.items()}}
-            for task, row in by_task.iterrows()
         ],
     }
 
@@ -73,11 +72,12 @@ def main() -> None:
     words = {
         (one["task"], one["method"]): one["words"] for one in chosen if one["group"] == "global"
     }
-    cells = [(task, method, words[task, method]) for task in TASKS_WITH_ONE for method in GLOBAL]
+    cells = [(task, method, words[task, method]) for task in WITH_ONE for method in GLOBAL]
     runs: list[dict[str, Any]] = []
     with multiprocessing.get_context("fork").Pool(options.processes, ready) as pool:
         for number, found in enumerate(pool.imap(run, cells), 1):
             runs += found
+            save_text(options.out, json.dumps({"runs": runs}) + "\n")  # in case it is stopped
             print(
                 f"{number} of {len(cells)}: {found[0]['method']} on {found[0]['task']}", flush=True
             )
