@@ -77,6 +77,11 @@ class Pathological(Partition):
         description="true: equal sizes, a class that has run out is used again (FedMRUR); false: "
         "a class is shared among its clients, and no example is used twice",
     )
+    class_assignment_mode: Literal["random", "first-deterministic", "deterministic"] = Field(
+        "random",
+        description="random: a class may be with no client; first-deterministic: client i has class "
+        "i, its others are random (NIID-Bench); deterministic: client i has class i and the next",
+    )
 
 
 class Shards(Partition):

@@ -58,11 +58,13 @@ class ClassPriorDirichletPartitioner(ClassPriorPartitioner):
 
 
 class FewClassesPartitioner(ClassPriorPartitioner):
-    """The priors are uniform over as many random classes as ``classes`` says."""
+    """The priors are uniform over as many classes as ``classes`` says, chosen as ``mode`` says."""
 
-    def __init__(self, num_partitions: int, classes: int, *, seed: int = 0) -> None:
+    def __init__(
+        self, num_partitions: int, classes: int, mode: str = "random", *, seed: int = 0
+    ) -> None:
         super().__init__(num_partitions, seed)
-        self.classes = classes
+        self.classes, self.mode = classes, mode
 
     def draw_priors(self, num_classes: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Choose the classes of each client."""
@@ -71,6 +73,13 @@ class FewClassesPartitioner(ClassPriorPartitioner):
                 f"partition.classes={self.classes} is more than the task's {num_classes} classes"
             )
         priors = np.zeros((self.clients, num_classes))
-        for prior in priors:
-            prior[rng.choice(num_classes, self.classes, replace=False)] = 1 / self.classes
+        for client, prior in enumerate(priors):
+            prior[self._choose(client, num_classes, rng)] = 1 / self.classes
         return priors
+
+    def _choose(self, client: int, num_classes: int, rng: np.random.Generator) -> Indices:
+        """Return a client's classes."""
+        following = (client + np.arange(num_classes)) % num_classes
+        given = {"random": 0, "first-deterministic": 1, "deterministic": self.classes}[self.mode]
+        others = rng.choice(np.sort(following[given:]), self.classes - given, replace=False)
+        return np.concatenate([following[:given], others])

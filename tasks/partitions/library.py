@@ -79,10 +79,11 @@ def build_partitioner(config: PartitionConfig, num_clients: int, seed: int) -> P
     match config.name:
         case "iid" | "feature_shift":
             return IidPartitioner(num_clients)
-        case "pathological" if options["equal_sizes"]:
-            return FewClassesPartitioner(num_clients, options["classes"], seed=seed)
         case "pathological":
-            return PathologicalPartitioner(num_clients, LABEL, options["classes"], seed=seed)
+            classes, mode = options["classes"], options["class_assignment_mode"]
+            if options["equal_sizes"]:
+                return FewClassesPartitioner(num_clients, classes, mode, seed=seed)
+            return PathologicalPartitioner(num_clients, LABEL, classes, mode, seed=seed)
         case "shards":
             per_client = options["shards_per_client"]
             return ShardPartitioner(num_clients, LABEL, per_client, seed=seed)
