@@ -79,8 +79,9 @@ class Pathological(Partition):
     )
     class_assignment_mode: Literal["random", "first-deterministic", "deterministic"] = Field(
         "random",
-        description="random: a class may be with no client; first-deterministic: client i has class "
-        "i, its others are random (NIID-Bench); deterministic: client i has class i and the next",
+        description="random: a class may be with no client; first-deterministic: client i has "
+        "class i, its others are random (NIID-Bench); deterministic: client i has class i and the "
+        "next",
     )
 
 

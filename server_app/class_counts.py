@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from logging import WARNING
 from pathlib import Path
 
+from flwr.common.logger import log
 from omegaconf import DictConfig
 
 from fedhet.common.files import save_text
@@ -25,6 +27,10 @@ def store_class_counts(recipe: DictConfig, folder: Path, task: AnyTask) -> None:
         return
     counts = task.class_counts()
     clients, classes = counts.shape
+    names = task.count_names
+    if absent := [name for name, held in zip(names, counts.max(axis=0), strict=True) if not held]:
+        text = "no client has an example of class %s, so none can learn it (partition=%s)"
+        log(WARNING, text, ", ".join(absent), recipe.partition.name)
     shown = counts[: max(1, MOST_COUNTS // max(1, classes))].tolist()
-    content = {"clients": clients, "class_names": list(task.count_names), "counts": shown}
+    content = {"clients": clients, "class_names": list(names), "counts": shown}
     save_text(folder / CLASS_COUNTS, json.dumps(content) + "\n")

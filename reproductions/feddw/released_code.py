@@ -41,15 +41,12 @@ from fedhet.common.results import (
     write_rows,
     write_summary,
 )
+from fedhet.reproductions.cifar10 import SIZE, read_cifar10
 from fedhet.tasks.device import keep_freed_memory
-from fedhet.tasks.sources.encodings import ImageEncoding
-from fedhet.tasks.sources.store import decode_once
-from fedhet.tasks.sources.tables import ParquetTable, SourceColumns, TableDecoder
 
 METHODS = {"Fedavg": "FedAvg", "FedDW": "FedDW", "Per-Fedavg": "Per-FedAvg"}  # titles here
-SIZE, BORDER = 32, 4  # pixels; this, and the following, of the clone's dataset.py
+BORDER = 4  # pixels; this, and the following, of the clone's dataset.py
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-CLASSES = 10
 PATCHED = ("config", "dataset", "Updata", "utils", "torch.utils.data")
 KERAS = ("keras", "keras.src", "keras.src.datasets", "keras.src.utils")  # imported for IMDB alone
 
@@ -118,10 +115,8 @@ class ClientImages(Dataset[tuple[Tensor, Tensor]]):
 
 
 def read_images(folder: Path, split: str) -> CroppedImages:
-    """Read ``folder/SPLIT.parquet``; its decoded pixels are kept in fedhet's cache."""
-    table = ParquetTable((folder / f"{split}.parquet",), SourceColumns("img", "label"), CLASSES)
-    decoder = TableDecoder(table, ImageEncoding((3, SIZE, SIZE)))
-    arrays = decode_once(f"cifar10-released-{split}", decoder)
+    """Read ``folder/SPLIT.parquet``."""
+    arrays = read_cifar10(folder, split)
     return CroppedImages(arrays.read(), arrays.labels)
 
 

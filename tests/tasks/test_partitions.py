@@ -162,6 +162,23 @@ def test_pathological_clients_have_that_many_classes_in_equal_parts(classes):
     assert ((table > 0).sum(axis=1) == classes).all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("equal_sizes", [True, False])
+def test_of_pathological_clients_the_mode_says_which_classes_are_their_own(equal_sizes):
+    labels = labels_of(10, 60)
+
+    def held(mode, seed):
+        options = {"equal_sizes": equal_sizes, "class_assignment_mode": mode, "seed": seed}
+        return counts(labels, draw("pathological", labels, classes=2, **options)) > 0
+
+    own, following = np.eye(10, dtype=bool), np.roll(np.eye(10, dtype=bool), 1, axis=1)
+    drawn = [held("first-deterministic", seed) for seed in range(4)]
+    assert all(table[own].all() and (table.sum(axis=1) == 2).all() for table in drawn)
+    assert len({table.tobytes() for table in drawn}) == 4
+    assert np.array_equal(held("deterministic", 0), own | following)
+    assert not all(held("random", seed).any(axis=0).all() for seed in range(4))
+
+
 def test_shards_hold_one_class_each():
     labels = labels_of(10, 300)
     table = counts(labels, draw("shards", labels, clients=15, shards_per_client=2))

@@ -32,15 +32,19 @@ def stored(folder, *words):
 
 
 @pytest.mark.slow
-def test_a_simulation_stores_what_its_clients_hold_and_a_deployment_nothing(tmp_path):
+def test_a_simulation_stores_what_its_clients_hold_and_a_deployment_nothing(tmp_path, caplog):
     task = stored(tmp_path, "partition.alpha=0.1", "runtime=local")
     found = read_counts(tmp_path)
     assert found["counts"] == task.class_counts().tolist()
     assert (np.sum(found["counts"]), found["clients"]) == (1437, 10)
     assert found["class_names"] == list("0123456789")
+    assert "no client" not in caplog.text
     (tmp_path / CLASS_COUNTS).unlink()
     stored(tmp_path, "runtime=deployment")
     assert "has no class_counts.json" in read_counts(tmp_path)["error"]
+    sets = "partition.sets=[[0,1,3,4,7],[2,5,6,8]]"
+    stored(tmp_path, "partition=disjoint_classes", sets, "clients=2", "runtime=local")
+    assert "no client has an example of class 9" in caplog.text
 
 
 def partitions(runs, *known):
