@@ -16,19 +16,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhet.common.results import CLASS_COUNTS, METRICS, read_rows
+from fedhet.commands import reported_errors
+from fedhet.common.errors import ConfigError
+from fedhet.common.results import METRICS, read_counts, read_rows
 
 FIRST, AROUND, FALL, FEW, BATCH = 104, 3, 0.05, 2, 64
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return a run's accuracy and clients by round from 1, and its clients' numbers of examples."""
-    counts = json.loads((folder / CLASS_COUNTS).read_text(encoding="utf-8"))["counts"]
+    """Return a run's accuracy and clients by round from 1, and its clients' numbers of examples.
+
+    Raises:
+        ConfigError: if the run does not have these numbers.
+    """
+    counts = read_counts(folder)
+    if "error" in counts:
+        raise ConfigError(f"{folder}: {counts['error']}")
     rows = [row for row in read_rows(folder / METRICS) if row["round"] > 0]
     alarms = [client for row in rows for client in row.get("standing_out", {})]
     return {
         "name": folder.name,
-        "sizes": [sum(row) for row in counts],
+        "sizes": [sum(row) for row in counts["counts"]],
         "accuracy": [row["accuracy"] for row in rows],
         "clients": [row["clients"] for row in rows],
         "stood_out": {client: alarms.count(client) for client in sorted(set(alarms), key=int)},
@@ -59,11 +67,11 @@ def main() -> None:
     """Read the folders and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
-    runs = []
-    for folder in parser.parse_args().folders:
-        run = read(folder)
+    folders = parser.parse_args().folders
+    with reported_errors("falls"):
+        runs = [read(folder) for folder in folders]
+    for run in runs:
         run["falls"] = falls(run["accuracy"], run["clients"], run["sizes"])
-        runs.append(run)
     print(json.dumps({"runs": runs}))
 
 
