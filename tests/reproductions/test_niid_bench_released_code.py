@@ -14,6 +14,8 @@ from fedhet.reproductions.niid_bench.released_code import DIVISION, PATCHED, cha
 # As the clone's files are used: SCAFFOLD's two lines, and accuracies of the server and of clients.
 CLONE = {
     "utils.py": """
+from torch.utils.model_zoo import tqdm
+from torchvision.datasets import CIFAR10
 def compute_accuracy(model, dataloader, get_confusion_matrix=False, device="cpu"):
     return (float(model.weight.sum()), None) if get_confusion_matrix else 1 / 0
 """,
@@ -25,6 +27,7 @@ parser.add_argument("--n_parties", type=int), parser.add_argument("--comm_round"
 parser.add_argument("--alg"), parser.add_argument("--partition"), parser.add_argument("--sample")
 args, _ = parser.parse_known_args()
 assert (args.alg, args.partition, args.sample) == ("scaffold", "noniid-#label2", "0.1")
+assert CIFAR10.__module__.startswith("fedhet.")
 def network(value):
     made = torch.nn.Linear(2, 2, bias=False)
     made.weight.data.fill_(value)
@@ -63,7 +66,7 @@ def test_the_two_lines_are_the_settings_and_each_round_has_the_norms(
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "utils", raising=False)
-    for name in ("torchvision", *PATCHED[:2]):
+    for name in ("torchvision", *PATCHED):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     main()
     monkeypatch.delitem(sys.modules, "utils")
