@@ -65,6 +65,7 @@ COMPLETED, DIVERGED, STOPPED, FAILED = "completed", "diverged", "stopped", "fail
 ROUNDS_WITHOUT_ROWS = "rounds_without_rows"  # in summary.json: rows that metrics.jsonl has lost
 BY_CLIENT = "by client"  # a summary's partition if the user's own function gives each its data
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
+LOG = "log.txt"  # Flower's, as the launcher receives it
 CLASS_COUNTS = "class_counts.json"  # in a simulation: who holds which classes
 SITES = "sites.json"  # who the clients are: names, numbers of examples, who never trains
 BY_SITE = "by_site.json"  # what fedhet-evaluate --by-site has measured at each site
@@ -165,6 +166,14 @@ class ResultsFolder:
         write_summary(self.folder, summary)
 
 
+def warnings_of(folder: Path) -> list[str]:
+    """Return the texts of the warnings in a run's log; Flower's logger colours the first word."""
+    with suppress(OSError), (folder / LOG).open(encoding="utf-8", errors="replace") as log:
+        found = [line for line in log if line.removeprefix("\x1b[93m").startswith("WARNING")]
+        return [line.partition(":")[2].strip() for line in found]
+    return []
+
+
 class ResultsFollower:
     """Reads a results directory while its run writes it.
 
@@ -179,6 +188,7 @@ class ResultsFollower:
         self._file = 0  # the inode: a resumed run replaces the file, less the rounds it does again
         self._read = 0  # bytes
         self._last_round = -1
+        self._warnings = len(warnings_of(folder))
         self.new_rows()
 
     def new_rows(self) -> list[Row]:
@@ -202,6 +212,12 @@ class ResultsFollower:
         since = min(self._last_round, newest) if replaced else -1
         self._last_round = newest
         return [row for row in rows if int(row["round"]) > since]
+
+    def new_warnings(self) -> list[str]:
+        """Return the log's warnings that were not there at the last call, less those in a row."""
+        found = warnings_of(self.folder)
+        new, self._warnings = found[self._warnings :], len(found)
+        return [text for text in new if not text.startswith("round ")]
 
     def summary(self) -> Mapping[str, Any]:
         """Return summary.json, or an empty mapping until there is a new one."""

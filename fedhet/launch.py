@@ -13,7 +13,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from fedhet.common.results import (
     COMPLETED,
     CONFIG,
     FAILED,
+    LOG,
     METRICS,
     STOPPED,
     SUMMARY,
@@ -44,6 +45,7 @@ from fedhet.common.results import (
     is_completed,
     read_rows,
     read_summary,
+    warnings_of,
     write_end,
 )
 from fedhet.conf import (
@@ -77,7 +79,10 @@ from fedhet.sweep.optuna_search import set_defaults
 from fedhet.sweep.resume import key_of, take_resume
 
 _POLL_SECONDS = 0.02
-_LOCK, _LOG = ".launcher.lock", "log.txt"
+_LOCK = ".launcher.lock"
+_ROWS_OF_START = (
+    2  # before these rounds, 0 and 1, a run's warnings are shown; later it says how many
+)
 _LAST_MOMENTS = 5.0  # seconds that a run may take to end after it was stopped
 _early: EarlyServer | None = None  # global, because Hydra passes on only the recipe
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
@@ -194,7 +199,7 @@ def _run_in(
     overrides = app_overrides(words, recipe, results_dir)
     results = ResultsFollower(results_dir)
     title = f"{method_name(recipe)} on {recipe.task.name}"
-    runtime = runtime_for(recipe, results_dir / _LOG, early)
+    runtime = runtime_for(recipe, results_dir / LOG, early)
     before = _written(results_dir)
 
     def end(status: str, reason: str) -> None:
@@ -225,7 +230,7 @@ def _run_in(
     if status != FAILED:
         _close(console, results, summary, plot)
     if status != COMPLETED:
-        log = results_dir / _LOG
+        log = results_dir / LOG
         raise LaunchError(f"the run {_ENDED[status]}: {reason}\nits log: {log}", status)
 
 
@@ -245,18 +250,11 @@ def _close(
     lines += [f"results  {folder}", f"plot     {plot}"]
     if server_folder := summary.get("server_folder"):
         lines.append(f"model    {server_folder} at the server (runtime.fetch copies it)")
-    if warnings := _count_warnings(folder / _LOG):
-        lines.append(f"log      {folder / _LOG}, with {warnings} warning{'s' * (warnings > 1)}")
+    if count := len(warnings_of(folder)):
+        lines.append(f"log      {folder / LOG}, with {count} warning{'s' * (count > 1)}")
     if summary["status"] == STOPPED and HydraConfig.get().mode == RunMode.RUN:
         lines.append(f"continue {_resuming(sys.argv[1:], folder)}")
     console.print(Text("\n".join(lines)), soft_wrap=True)
-
-
-def _count_warnings(path: Path) -> int:
-    """Return how many lines of a log are warnings; Flower's logger colours the first word."""
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as log:
-        return sum(line.removeprefix("\x1b[93m").startswith("WARNING") for line in log)
-    return 0
 
 
 def _resuming(words: Sequence[str], folder: Path) -> str:
@@ -313,17 +311,21 @@ def _watch(
     display: Display,
     end: Callable[[str, str], None],
 ) -> Mapping[str, Any]:
-    """Show a run's rounds until it ends, and return its summary.
+    """Show a run's rounds until it ends, and what it warns of before round 1; return its summary.
 
     For a run that could not write its summary itself, ``end`` writes it from a status and a reason.
     """
     begun = (results.folder / CONFIG).exists()  # if the run is resumed
+    rows = 0
     while True:
         signals.end_if_signalled()
         running = runtime.running()
         summary = results.summary()
         for row in results.new_rows():  # read after the summary, so that the last round is there
-            begun = True
+            begun, rows = True, rows + 1
+            if rows <= _ROWS_OF_START:
+                for text in results.new_warnings():
+                    display.warn(text)
             display.row(row)
         if not begun and (results.folder / CONFIG).exists():
             begun = True
@@ -374,7 +376,7 @@ def _only_launcher(folder: Path, *, resuming: bool) -> Iterator[None]:
 
 def _content_of(folder: Path) -> list[Path]:
     # A job of a sweep has its log before it starts; a run that was killed early has left its lock.
-    return [path for path in folder.glob("*") if path.name not in (_LOG, LOCK, _LOCK)]
+    return [path for path in folder.glob("*") if path.name not in (LOG, LOCK, _LOCK)]
 
 
 def _not_empty(folder: Path) -> ConfigError:

@@ -24,6 +24,9 @@ class Display(Protocol):
     def stage(self, words: str) -> None:
         """Say what happens before the first round is shown."""
 
+    def warn(self, text: str) -> None:
+        """Show what the run warns of."""
+
     def row(self, row: Row) -> None:
         """Show a finished round."""
 
@@ -53,6 +56,9 @@ class _Bar:
         if self.first is None:
             self.bar.update(self.task, figures=words)
 
+    def warn(self, text: str) -> None:
+        self.bar.console.print(Text(text, style="yellow"))
+
     def row(self, row: Row) -> None:
         self.latest.update({key: value for key, value in row.items() if value is not None})
         number, now = row["round"], time.monotonic()
@@ -63,7 +69,7 @@ class _Bar:
             self.task, completed=number, round=words, figures=figures(self.latest), left=left
         )
         for failure in said_once(row.get("failures", ())):
-            self.bar.console.print(Text(f"round {number}: {failure}", style="yellow"))
+            self.warn(f"round {number}: {failure}")
 
 
 class _Lines:
@@ -76,6 +82,9 @@ class _Lines:
 
     def stage(self, words: str) -> None:
         self.line(f"{self.title}: {words}")
+
+    def warn(self, text: str) -> None:
+        self.line(f"{self.title}: {text}")
 
     def row(self, row: Row) -> None:
         words = f"round {row['round']:>3}/{self.rounds}"

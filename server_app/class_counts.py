@@ -29,7 +29,7 @@ def store_class_counts(recipe: DictConfig, folder: Path, task: AnyTask) -> None:
     clients, classes = counts.shape
     names = task.count_names
     if absent := [name for name, held in zip(names, counts.max(axis=0), strict=True) if not held]:
-        text = "no client has an example of class %s, so none can learn it (partition=%s)"
+        text = "no client has an example of class %s: the model can't learn it (partition=%s)"
         log(WARNING, text, ", ".join(absent), recipe.partition.name)
     shown = counts[: max(1, MOST_COUNTS // max(1, classes))].tolist()
     content = {"clients": clients, "class_names": list(names), "counts": shown}

@@ -235,6 +235,30 @@ def test_a_stopped_run_is_drawn_and_says_how_to_continue_it(how, tmp_path, monke
     assert left_by(tmp_path)[0]["status"] == "stopped"
 
 
+class Warns(Runtime):
+    """A runtime whose run warns before round 0, in round 0 and 1, and of round 1."""
+
+    def submit(self, recipe, words):
+        with (self.folder / "log.txt").open("a", encoding="utf-8") as log:
+            log.write("INFO :      a round: none\n\x1b[93mWARNING \x1b[0m:   class 9: nobody's\n")
+            log.write("WARNING :   round 1: client 3: NaN\n")
+        super().submit(recipe, words)
+
+
+def test_what_a_run_warns_of_at_its_start_is_shown_and_at_its_end_how_many_there_were(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "log.txt").write_text("WARNING :   of the run that is resumed\n")
+    monkeypatch.setattr(Warns, "running", lambda self: True)
+    write = lambda *_: write_end(tmp_path, ABOUT, "completed", "")  # noqa: E731
+    monkeypatch.setattr(launch, "warm_up", write)
+    launched(tmp_path, monkeypatch, Warns(tmp_path, None))
+    said = capsys.readouterr().out
+    assert "fedavg on digits: class 9: nobody's\nround   0/9" in said
+    assert not any(words in said for words in ("NaN", "resumed", "none"))
+    assert f"log      {tmp_path}/log.txt, with 3 warnings" in said
+
+
 class Swallowing(Runtime):
     """A runtime in which a library swallows what the signal ``how`` raises; its run goes on."""
 

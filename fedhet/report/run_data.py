@@ -22,6 +22,7 @@ from fedhet.common.results import (
     CONFIG,
     DIVERGED,
     FAILED,
+    LOG,
     METRICS,
     STOPPED,
     SUMMARY,
@@ -146,7 +147,7 @@ def find_runs(folder: Path, seen: set[Path] | None = None) -> Iterator[Path]:
     ]
     yield from found
     # A run that fails before it writes results leaves only a log. A sweep has one as well.
-    if not found and (folder / "log.txt").is_file() and not (folder / "sweep.json").is_file():
+    if not found and (folder / LOG).is_file() and not (folder / "sweep.json").is_file():
         yield folder
 
 

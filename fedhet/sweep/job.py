@@ -24,7 +24,7 @@ from fedhet import signals
 from fedhet.common.cpus import usable_cpus
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import METRICS, OWN, figures_of
-from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED, write_end
+from fedhet.common.results import COMPLETED, DIVERGED, FAILED, LOG, STOPPED, write_end
 from fedhet.conf import identity, plain_part, words_of
 from fedhet.conf.schema import FIGURES
 from fedhet.runtimes.flower_install import LaunchError
@@ -166,7 +166,7 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def _logged(folder: Path) -> Iterator[None]:
     """Send all output of the run, and its traceback, to its log."""
-    with session.redirected(folder / "log.txt", folder / "log.txt"):
+    with session.redirected(folder / LOG, folder / LOG):
         try:
             yield
         except Exception:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.checksums import read_label
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.results import COMPLETED, DIVERGED, METRICS, read_rows, read_summary
+from fedhet.common.results import COMPLETED, DIVERGED, LOG, METRICS, read_rows, read_summary
 from fedhet.conf import HASHED_PATHS, fingerprint, plain_part, quoted, resume_fingerprint
 from fedhet.runtimes.deployment.run_record import read_record
 from fedhet.server_app.listeners.stopping import EarlyStopping, why_ended
@@ -172,7 +172,7 @@ def make_ready(folder: Path, plan: Plan) -> None:
     for path in folder.iterdir() if plan is Plan.RESTART else ():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != "log.txt":
+        elif path.name != LOG:
             path.unlink()
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
-from fedhet.common.results import COMPLETED, FAILED, STOPPED
+from fedhet.common.results import COMPLETED, FAILED, LOG, STOPPED
 from fedhet.runtimes.processes import ProcessTree, adopt_orphans
 from fedhet.sweep.display import closing_summary, display_for
 from fedhet.sweep.optuna_search import direction_of, is_search
@@ -88,7 +88,7 @@ class Session:
         terminal = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
         self._console = Console(file=self._stack.enter_context(terminal))
         errors = self._folder.inner / "errors.txt"
-        self._stack.enter_context(redirected(self._folder.path / "log.txt", errors))
+        self._stack.enter_context(redirected(self._folder.path / LOG, errors))
         self._display = display_for(self._console)
         self._thread = threading.Thread(target=self._show_until_closed, daemon=True)
         self._thread.start()
@@ -188,7 +188,7 @@ class Session:
     def _release(self) -> str:
         """Release the folder; return what was printed to stderr."""
         errors = (self._folder.inner / "errors.txt").read_text(encoding="utf-8", errors="replace")
-        with suppress(OSError), (self._folder.path / "log.txt").open("a", encoding="utf-8") as log:
+        with suppress(OSError), (self._folder.path / LOG).open("a", encoding="utf-8") as log:
             log.write(errors)  # if there is room on the disk
         os.environ.pop(MARK, None)
         self._folder.clear()

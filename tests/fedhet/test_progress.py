@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 
 import pytest
 from rich.console import Console
@@ -57,12 +58,15 @@ def test_a_log_gets_a_line_per_evaluated_round_and_a_terminal_a_bar():
         console = Console(file=file, force_terminal=terminal, width=100, color_system=None)
         with round_display(console, "fedavg on digits", 2) as display:
             display.stage("loading data")
+            display.warn("no client has class 9")
             for row in ROWS:
                 display.row(row)
         shown[terminal] = file.getvalue()
     lines = shown[False].splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert lines.pop(1) == "fedavg on digits: loading data"
+    assert lines.pop(1) == "fedavg on digits: no client has class 9"
+    assert "no client has class 9\n" in re.sub(r"\s+\n", "\n", shown[True])
     assert "round   0/2  accuracy 10.00 %  loss 2.3000" in lines[1]
     assert "round   1/2  client 3: NaN in update" in lines[2]
     assert "round   2/2  accuracy 73.40 %  loss 0.9100  0.25 s/round" in lines[3]
