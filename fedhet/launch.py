@@ -80,9 +80,7 @@ from fedhet.sweep.resume import key_of, take_resume
 
 _POLL_SECONDS = 0.02
 _LOCK = ".launcher.lock"
-_ROWS_OF_START = (
-    2  # before these rounds, 0 and 1, a run's warnings are shown; later it says how many
-)
+_ROWS_OF_START = 2  # rounds 0 and 1: a run's warnings are shown before them, and later counted
 _LAST_MOMENTS = 5.0  # seconds that a run may take to end after it was stopped
 _early: EarlyServer | None = None  # global, because Hydra passes on only the recipe
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status

@@ -28,10 +28,10 @@ from fedhet.common.files import save_text
 from fedhet.reproductions.cifar10 import read_cifar10
 from fedhet.tasks.device import keep_freed_memory
 
-PROTOCOL = (
-    "--alg=scaffold --model=simple-cnn --dataset=cifar10 --lr=0.01 --batch-size=64 --epochs=10"
+PROTOCOL = "--alg=scaffold --model=simple-cnn --dataset=cifar10 --device=cpu --init_seed=0"
+PROTOCOL += (
+    " --lr=0.01 --rho=0.9 --batch-size=64 --epochs=10 --n_parties=100 --sample=0.1 --beta=0.5"
 )
-PROTOCOL += " --rho=0.9 --beta=0.5 --device=cpu --n_parties=100 --sample=0.1 --init_seed=0"
 DIVISION = "total_delta[key] /= args.n_parties"
 GLOBAL = "c_global = c_globals[0]"
 PATCHED = ("torchvision.datasets", "torch.utils.model_zoo")
