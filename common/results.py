@@ -66,6 +66,7 @@ ROUNDS_WITHOUT_ROWS = "rounds_without_rows"  # in summary.json: rows that metric
 BY_CLIENT = "by client"  # a summary's partition if the user's own function gives each its data
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 LOG = "log.txt"  # Flower's, as the launcher receives it
+_OF_EVERY_SIMULATION = "Since flwr 1.32, default simulated SuperNodes"  # Flower warns of it always
 CLASS_COUNTS = "class_counts.json"  # in a simulation: who holds which classes
 SITES = "sites.json"  # who the clients are: names, numbers of examples, who never trains
 BY_SITE = "by_site.json"  # what fedhet-evaluate --by-site has measured at each site
@@ -170,7 +171,8 @@ def warnings_of(folder: Path) -> list[str]:
     """Return the texts of the warnings in a run's log; Flower's logger colours the first word."""
     with suppress(OSError), (folder / LOG).open(encoding="utf-8", errors="replace") as log:
         found = [line for line in log if line.removeprefix("\x1b[93m").startswith("WARNING")]
-        return [line.partition(":")[2].strip() for line in found]
+        texts = [line.partition(":")[2].strip() for line in found]
+        return [text for text in texts if not text.startswith(_OF_EVERY_SIMULATION)]
     return []
 
 
