@@ -9,7 +9,7 @@ checks        CPU time that checking replies and the checksums of files add to a
 deployment    a deployment's round beside a plain Flower app that moves the same arrays
 lora          LoRA's methods beside FedAvg on the same adapters: accuracy
 comparison    tuned methods on tasks that need no download, in ranks
-last_batches  the comparison without steps on what an epoch leaves over
+variants      the comparison with one thing changed: no last batches, or every class with a client
 robust        robust aggregators under attack: accuracy, and what they cost
 """
 
@@ -20,7 +20,7 @@ import sys
 
 NAMES = (
     *("floor", "start", "epoch", "fusion", "scale", "checks", "deployment", "lora", "comparison"),
-    *("last_batches", "robust"),
+    *("variants", "robust"),
 )
 
 
