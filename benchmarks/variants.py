@@ -21,10 +21,12 @@ without, is at least .9.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,9 +34,19 @@ from typing import Any
 import pandas as pd
 from scipy.stats import spearmanr
 
-from benchmarks.comparison import GLOBAL, final_runs, ready
+from benchmarks.comparison import (
+    COMMON,
+    GLOBAL,
+    OF_GROUP,
+    PART,
+    SEEDS,
+    TASKS,
+    final_runs,
+    ready,
+)
 from benchmarks.harness import FOLDER, save
 from fedhet.common.files import save_text
+from fedhet.runs import partition
 
 NOT_STORED = {"group", "bytes_up", "bytes_down", "cpu_seconds"}  # the comparison has them
 
@@ -86,6 +98,17 @@ def stored(run: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in run.items() if key not in NOT_STORED}
 
 
+def absent(tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the classes that no client has, of each task and seed of the comparison."""
+    found = []
+    for task, seed in itertools.product(tasks, SEEDS):
+        words = (*COMMON, *TASKS[task], *OF_GROUP["global"], f"{PART}final", f"seed={seed}")
+        held = partition(*words).sum()
+        names = [str(name) for name in held.index[held == 0]]
+        found.append({"task": task, "seed": seed, "absent": names, "any": int(bool(names))})
+    return found
+
+
 def differences(runs: list[dict[str, Any]], variant: Variant) -> dict[str, Any]:
     """Return each method's mean difference to FedAvg, in points, and Spearman's correlation."""
     keys = [variant.key, "method", "task", "seed"]
@@ -132,7 +155,7 @@ def main() -> None:
             print(
                 f"{number} of {len(cells)}: {found[0]['method']} on {found[0]['task']}", flush=True
             )
-    save(out, {**differences(runs, variant), "runs": runs})
+    save(out, {**differences(runs, variant), "partitions": absent(variant.tasks), "runs": runs})
 
 
 if __name__ == "__main__":
