@@ -14,6 +14,7 @@ from fedhet.common.results import CLASS_COUNTS
 from fedhet.tasks import AnyTask
 
 MOST_COUNTS = 20_000  # with more, only the first clients' are stored
+_SHOWN_CLASSES = 10  # in a warning
 
 
 def store_class_counts(recipe: DictConfig, folder: Path, task: AnyTask) -> None:
@@ -28,9 +29,13 @@ def store_class_counts(recipe: DictConfig, folder: Path, task: AnyTask) -> None:
     counts = task.class_counts()
     clients, classes = counts.shape
     names = task.count_names
-    if absent := [name for name, held in zip(names, counts.max(axis=0), strict=True) if not held]:
+    absent = [name for name, held in zip(names, counts.max(axis=0), strict=True) if not held]
+    if (
+        absent and recipe.task.get("kind") != "regression"
+    ):  # its tenths may be empty in all the data
+        shown = ", ".join(absent[:_SHOWN_CLASSES]) + ", ..." * (len(absent) > _SHOWN_CLASSES)
         text = "no client has an example of class %s: the model can't learn it (partition=%s)"
-        log(WARNING, text, ", ".join(absent), recipe.partition.name)
-    shown = counts[: max(1, MOST_COUNTS // max(1, classes))].tolist()
-    content = {"clients": clients, "class_names": list(names), "counts": shown}
+        log(WARNING, text, shown, recipe.partition.name)
+    stored = counts[: max(1, MOST_COUNTS // max(1, classes))].tolist()
+    content = {"clients": clients, "class_names": list(names), "counts": stored}
     save_text(folder / CLASS_COUNTS, json.dumps(content) + "\n")

@@ -44,7 +44,18 @@ def test_a_simulation_stores_what_its_clients_hold_and_a_deployment_nothing(tmp_
     assert "has no class_counts.json" in read_counts(tmp_path)["error"]
     sets = "partition.sets=[[0,1,3,4,7],[2,5,6,8]]"
     stored(tmp_path, "partition=disjoint_classes", sets, "clients=2", "runtime=local")
-    assert "no client has an example of class 9" in caplog.text
+    assert "no client has an example of class 9: " in caplog.text
+    stored(tmp_path, "partition=disjoint_classes", "partition.sets=[[0],[1]]", "clients=2")
+    assert "of class 2, 3, 4, 5, 6, 7, 8, 9: " in caplog.text
+
+
+def test_tenths_of_a_regressions_targets_that_are_empty_are_no_classes(tmp_path, caplog):
+    table = tmp_path / "t.csv"
+    table.write_text("a,y\n" + "".join(f"{row},{row % 5 // 4 * row}\n" for row in range(200)))
+    words = ("task=tabular", f"task.path={table}", "task.target=y", "task.kind=regression")
+    stored(tmp_path, *words, "clients=2", "runtime=local")
+    assert not np.array(read_counts(tmp_path)["counts"]).any(axis=0).all()
+    assert "no client" not in caplog.text
 
 
 def partitions(runs, *known):
