@@ -71,8 +71,16 @@ def _changes(recipe: DictConfig, folder: Path, classifier_tensors: int) -> str:
     old, new = (dict(leaves(one)) for one in (before, resolved(recipe, classifier_tensors)))
     changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     keys = [key for key in changed if key.partition(".")[0] not in _MAY_CHANGE]
-    found = [f"{key}={new.get(key)}, was {old.get(key)}" for key in keys[:_SHOWN]]
-    return f" ({'; '.join(found)})" if found else ""
+    found = "; ".join(_change(key, old, new) for key in keys[:_SHOWN])
+    return f" ({found})" if found else ""
+
+
+def _change(key: str, old: dict[str, Any], new: dict[str, Any]) -> str:
+    if key not in old:  # fedhet may be newer than the run
+        return f"{key}={new[key]}, a key that recipe did not have"
+    if key not in new:
+        return f"no {key}, was {old[key]}"
+    return f"{key}={new[key]}, was {old[key]}"
 
 
 def _check_not_done(done: int, last: Path, recipe: DictConfig, folder: Path) -> None:

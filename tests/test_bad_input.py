@@ -274,6 +274,7 @@ def test_a_run_is_neither_overwritten_nor_resumed_with_another_recipe(tmp_path):
         ([], "resume=true"),
         (["rounds=4", "local.lr=0.3", "resume=true"], "local.lr=0.3 rounds"),
         (["task.model=resnet8", "rounds=4", "resume=true"], "task.model=resnet8"),
+        (["strategy=fedprox", "rounds=4", "resume=true"], "methods.fedprox methods.fedavg"),
         (["resume=true"], "rounds=2"),
     ):
         with refused(*message.split(), kind=ValueError):
