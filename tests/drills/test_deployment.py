@@ -5,6 +5,7 @@ in containers (test_containers.py).
 """
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -301,6 +302,9 @@ def test_asynchronous_steps_wait_for_no_site(federation):
 
 # ---- strangers -----------------------------------------------------------------------------------
 
+needs_gate = pytest.mark.skipif(
+    installed_line().has_gate and shutil.which("nginx") is None, reason="nginx is not installed"
+)
 CA = "--root-certificates=/run/secrets/ca.crt"
 KEY = "--auth-supernode-private-key=/run/secrets/node.key"
 STRANGERS = {  # changes to supernode-0's command, and what it then says
@@ -321,6 +325,7 @@ STRANGERS = {  # changes to supernode-0's command, and what it then says
 }
 
 
+@needs_gate
 def test_strangers_are_refused_as_nodes_and_every_key_is_registered_once(federation, tmp_path):
     make_keys(tmp_path, "site", "stranger")
     make_keys(tmp_path, "server", "fl.example.org")
@@ -349,6 +354,7 @@ def test_strangers_are_refused_as_nodes_and_every_key_is_registered_once(federat
     assert len(before) == len(SITES)
 
 
+@needs_gate
 def test_a_stranger_with_the_certificate_is_refused_everywhere(federation, tmp_path):
     """On the port that is open to sites; that no other is, test_containers.py shows."""
     make_keys(tmp_path, "site", "stranger")
