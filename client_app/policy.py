@@ -28,6 +28,7 @@ from fedhet.common.outside import is_name
 from fedhet.conf import FOLDER, build_part, catalogue, compose_overrides, fingerprint, plain_part
 from fedhet.conf.build import strategy_parts
 from fedhet.conf.mistakes import option_of_target
+from fedhet.strategies.base import ClientSide
 from fedhet.strategies.modes.private.gaussian_mechanism import epsilon_of
 from fedhet.strategies.wire.records import COLUMNS, config_of
 from fedhet.tasks.conformal import CALIBRATE
@@ -170,10 +171,11 @@ def forbidden_by_run(
     rules, recipe = policy_of(file, stamp), compose_overrides(words)
     if code := tuple(_code(rules, recipe, words)):
         return code  # whose classes are not built
+    sides = strategy_parts(recipe, classifier_tensors=1).client_sides.values()
     return (
         *_data(rules, recipe, folder),
-        *_privacy(rules, recipe),
-        *forbidden_payloads(rules, _sent(recipe)),
+        *_privacy(rules, recipe, [side for side in sides if side.private]),
+        *forbidden_payloads(rules, {name for side in sides for name in side.sends}),
     )
 
 
@@ -259,7 +261,10 @@ def _inside(path: str, folders: Sequence[str]) -> bool:
     return any(place.is_relative_to(Path(one).expanduser().resolve()) for one in folders)
 
 
-def _privacy(rules: Policy, recipe: DictConfig) -> Iterator[str]:
+def _privacy(
+    rules: Policy, recipe: DictConfig, noised: Sequence[ClientSide]
+) -> Iterator[str]:
+    """Yield what the rules of privacy forbid; ``noised`` have payloads with noise of their own."""
     if rules.secure_aggregation and recipe.strategy.secure_aggregation is None:
         yield line("strategy/secure_aggregation=none", rules, "secure_aggregation")
     if rules.privacy.by is None:
@@ -276,25 +281,28 @@ def _privacy(rules: Policy, recipe: DictConfig) -> Iterator[str]:
         yield line(f"{_PRIVACY}.clipping={node.clipping}", rules, "privacy.by")
     if node.reproducible_noise:
         yield line(f"{_PRIVACY}.reproducible_noise=true", rules, "privacy.by")
+    for name in sorted(name for side in noised if side.reproducible_noise for name in side.private):
+        yield line(f"reproducible_noise=true for the payload {name}", rules, "privacy.by")
     if rules.privacy.epsilon is not None:
-        epsilon = _epsilon(recipe, rules.privacy.delta)
+        epsilon = _epsilon(recipe, noised, rules.privacy.delta)
         if epsilon > rules.privacy.epsilon:
             yield line(f"epsilon={epsilon:.3g} of all rounds", rules, "privacy.epsilon")
 
 
-def _epsilon(recipe: DictConfig, delta: float) -> float:
-    """Return epsilon of a site that is asked in every round; inf where nobody knows how often."""
-    if recipe.strategy.asynchronous is not None:
+def _epsilon(recipe: DictConfig, noised: Sequence[ClientSide], delta: float) -> float:
+    """Return epsilon of one example at a site that is asked in every round; inf where it has none.
+
+    Gaussian mechanisms beside each other are one, of 1 / z^2 = sum 1 / z_i^2 (Dong et al. 2022,
+    Corollary 3.3). That of the update protects all of a site's examples together, so each, too.
+    """
+    if recipe.strategy.asynchronous is not None:  # nobody knows how often it is asked
         return float("inf")
     privacy = build_part(recipe, _PRIVACY, classifier_tensors=1)
-    z = privacy.noise_multiplier
-    return epsilon_of(float(z), int(recipe.rounds), delta, _PRIVACY) if z else float("inf")
-
-
-def _sent(recipe: DictConfig) -> set[str]:
-    """Return the payloads that the recipe's method sends."""
-    sides = strategy_parts(recipe, classifier_tensors=1).client_sides.values()
-    return {name for side in sides for name in side.sends}
+    each = [privacy.noise_multiplier, *(side.noise_multiplier for side in noised)]
+    if not all(each):
+        return float("inf")
+    z = sum(float(one) ** -2 for one in each) ** -0.5
+    return epsilon_of(z, int(recipe.rounds), delta, _PRIVACY)
 
 
 def forbidden_payloads(rules: Policy, names: Iterable[str]) -> Iterator[str]:

@@ -289,8 +289,11 @@ class ClientSide:
     sends: frozenset[str] = frozenset()  # payloads that ``end`` returns or ``upload`` adds
     # the sent payloads that are sums over the client's examples
     per_example: frozenset[str] = frozenset()
-    # the sent payloads that the side itself clips and adds noise to
+    # the sent payloads that the side itself clips and adds noise to; the noise's standard deviation
+    # over what one example moves, and whether it follows from the seed (a site's policy reads both)
     private: frozenset[str] = frozenset()
+    noise_multiplier: float = 0.0
+    reproducible_noise: bool = False
     clips: bool = False  # whether ``upload`` clips all payloads that are not ``per_example``
     # names that it gives to ``context.measure``; other numbers are refused
     measures: frozenset[str] = frozenset()

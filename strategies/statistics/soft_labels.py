@@ -68,6 +68,8 @@ class SoftLabelClient(ClientSide):
     def __init__(self, mechanism: GaussianMechanism) -> None:
         self.mechanism = mechanism
         self.private = self.sends if self.mechanism.active else frozenset()
+        self.noise_multiplier = self.mechanism.noise_multiplier
+        self.reproducible_noise = self.mechanism.reproducible_noise
         self.counts = frozenset() if self.mechanism.active else frozenset({COUNTS})
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:

@@ -85,6 +85,8 @@ def test_a_policy_refuses_a_run_as_the_page_says(row, tmp_path):
 
 CENTRAL = ["strategy/differential_privacy=central_fixed", "strategy/aggregator=uniform_mean"]
 LOCAL = "strategy/differential_privacy=local"
+SOFT = "strategy.soft_labels"
+NOISED = [LOCAL, "rounds=1", "strategy=feddw"]
 FIT = ["task=tabular", "task.data_options.fit=federated", "task.target=sick"]
 FIT += ["task.data_options.numeric=[a]", "task.data_options.categorical=[]", "task.classes=[y,n]"]
 REFUSED = [
@@ -107,6 +109,11 @@ REFUSED = [
     ("privacy: {by: site, epsilon: 5}", [LOCAL, "rounds=100"], "query", "privacy.epsilon=5.0"),
     ("privacy: {by: site, epsilon: 5}",
      [LOCAL, "rounds=1", "strategy=fedbuff", "system=lognormal"], "query", "epsilon=inf"),
+    ("privacy: {by: site, epsilon: 0.9}", [*NOISED, f"{SOFT}.noise_multiplier=5"],
+     "query", "privacy.epsilon=0.9"),  # each alone would do: .76 and .74
+    ("privacy: {by: site}",
+     [*NOISED, f"{SOFT}.noise_multiplier=20", f"{SOFT}.reproducible_noise=true"],
+     "query", "reproducible_noise soft_label_sums privacy.by"),
     ("rounds: 3", ["rounds=3"], "train", "round 4 rounds=3"),
     ("hours: ['00:00-12:00', '13:00-14:00']", [], "evaluate", "12:00 hours"),
 ]  # fmt: skip
@@ -129,6 +136,7 @@ ALLOWED = [
     ("payloads: ['soft_*', control_variate_delta]", ["strategy=[feddw,fedpvr]"]),
     ("privacy: {by: server, epsilon: 60}", [*CENTRAL, "rounds=50"]),
     ("privacy: {by: site, epsilon: 1.01}", [LOCAL, "rounds=1"]),
+    ("privacy: {by: site, epsilon: 1.2}", [*NOISED, f"{SOFT}.noise_multiplier=5"]),  # 1.09
 ]
 
 
