@@ -105,6 +105,11 @@ class ALIE(Attack):
                 "attack.clients names one client, and attack=alie takes the spread of the hostile "
                 "clients' updates: name two or more"
             )
+        if self.z is None and len(self.hostile) > self.num_clients // 2:
+            raise ConfigError(
+                f"attack.clients names {len(self.hostile)} of {self.num_clients} clients, and a "
+                "majority may send anything: set attack.z"
+            )
         if self.z is None:
             self.z = z_max(self.num_clients, len(self.hostile))
 
@@ -117,11 +122,14 @@ class ALIE(Attack):
 
 
 def z_max(num_clients: int, hostile: int) -> float:
-    """Return the most standard deviations that a majority's spread hides; at least 0."""
+    """Return the most standard deviations that a majority's spread hides; at least 0.
+
+    At most half of the clients are hostile.
+    """
     honest = num_clients - hostile
     needed = num_clients // 2 + 1 - hostile
-    share = (honest - needed) / honest if honest else 0.0
-    return max(0.0, NormalDist().inv_cdf(share)) if 0.0 < share < 1.0 else 0.0
+    share = (honest - needed) / honest
+    return max(0.0, NormalDist().inv_cdf(share)) if share > 0.0 else 0.0
 
 
 def moments(replies: Sequence[Reply]) -> tuple[Tensors, Tensors]:

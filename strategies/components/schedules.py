@@ -44,7 +44,7 @@ class Cosine(_Schedule):
     option = "cosine"
 
     floor: Share = 0.0
-    """the last factor"""
+    """what the factor falls towards"""
 
     def __call__(self, round: int, num_rounds: int) -> float:
         """Return the factor."""

@@ -51,7 +51,7 @@ class Score:
         ranked = np.take_along_axis(probabilities, order, axis=1)
         before = np.cumsum(ranked, axis=1) - ranked
         places = np.arange(1, probabilities.shape[1] + 1)
-        scores = before + uniform[:, None] * ranked
+        scores = np.minimum(before + uniform[:, None] * ranked, 1.0)  # a sum may round to more
         scores += self.penalty * np.maximum(0, places - self.free)
         found = np.empty_like(scores)
         np.put_along_axis(found, order, scores, axis=1)

@@ -30,6 +30,9 @@ def test_scores_by_hand():
     score = Score("RAPS", penalty=0.1, free=1)
     assert score(PROBABILITIES, np.array([0.5]))[0] == pytest.approx([1.1, 0.25, 0.75])
     assert score.largest(3) == pytest.approx(1.2)
+    rounded = np.array([[0.8703613032229043, 0.10955897312868665, 0.020079723648409178]])
+    assert np.cumsum(rounded)[1] + rounded[0, 2] > 1.0
+    assert APS(rounded, np.array([1.0])).max() == 1.0 == APS.largest(3)
 
 
 def test_the_quantile_is_the_right_score_and_infinite_where_there_are_too_few():

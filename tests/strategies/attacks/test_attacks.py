@@ -129,6 +129,7 @@ def test_hostile_clients_are_named_or_drawn():
             "runtime=deployment",
         ),
         (["attack=alie", "attack.allow=true", "attack.clients=[1]"], "attack.clients"),
+        (["attack=alie", "attack.allow=true", "attack.clients=0.6"], "attack.clients attack.z"),
         (["attack=backdoor", "attack.allow=true", "attack.share=1.5"], "attack.share=1.5"),
         (["attack=gaussian", "attack.allow=true", "attack.clients=[10]"], "attack.clients 9"),
     ],
