@@ -1,4 +1,4 @@
-"""The task of a finished run with other values: what --task KEY=VALUE of a command names."""
+"""The task of a finished run, also with other values: what --task KEY=VALUE of a command names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fedhet.common.errors import ConfigError
-from fedhet.load_run import label_metadata_of, recipe_of, task_of
+from fedhet.load_run import label_metadata_of, recipe_of, summary_of, task_of
 from fedhet.tasks import AnyTask
+from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.table_task import PUBLIC_COLUMNS
 from fedhet.tasks.tabular import REFERENCE
 
@@ -34,10 +35,17 @@ def changed_task(folder: Path, words: Sequence[str], *, best: bool = False) -> A
     stored = label_metadata_of(folder, best=best)
     recipe = recipe_of(folder)
     changed = _changed(recipe, words)
-    if _reads_other_table(recipe, changed):
+    keys = [word.partition("=")[0] for word in words]
+    if "path" in keys and _is_fitted_to_table(changed):
         stored |= _keep_columns(recipe, changed, stored)
     task = task_of(changed, stored)
     metadata = task.label_metadata()
+    others = "path" in keys or any(key.startswith("data_options") for key in keys)
+    if PUBLIC_COLUMNS in stored and not others and not _same_columns(stored, metadata):
+        raise ConfigError(
+            f"the table {changed.task.path} has changed since the run in {folder}: its columns "
+            "would be scaled otherwise than the model's; --task path=FILE evaluates on another one"
+        )
     for key, advice in ADVICE.items():
         if key in stored and stored[key] != metadata.get(key):
             raise ConfigError(
@@ -45,6 +53,32 @@ def changed_task(folder: Path, words: Sequence[str], *, best: bool = False) -> A
                 f"{' '.join(words) or '(nothing)'} gives: {advice}"
             )
     return task
+
+
+def task_of_model(folder: Path, *, best: bool = False) -> AnyTask:
+    """Return the run's task without a table, if the model's file says how columns were fitted."""
+    stored, recipe = label_metadata_of(folder, best=best), recipe_of(folder)
+    if PUBLIC_COLUMNS in stored:
+        stored |= _keep_columns(recipe, recipe, stored)
+    if "columns" in stored:
+        recipe.task.path = None
+    return task_of(recipe, stored)
+
+
+def require_same_examples(folder: Path, task: AnyTask, *, train: bool = False) -> None:
+    """Refuse examples that are not the run's, though they lie where those were.
+
+    Those for testing, with ``train`` also those to train on.
+    """
+    ran = summary_of(folder).get("data", {})
+    for split, ours in task.data_used(train=train).items():
+        theirs = ran.get(split, {})
+        if theirs.get("sha256", ours["sha256"]) != ours["sha256"]:
+            what = "test set has" if split == "test" else "training examples have"
+            raise ConfigError(
+                f"the {what} changed since the run in {folder}: that one was {theirs}, and this "
+                f"one is {ours}; --task path=FOLDER evaluates on another one"
+            )
 
 
 def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
@@ -60,14 +94,22 @@ def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
     return changed
 
 
-def _reads_other_table(recipe: DictConfig, changed: DictConfig) -> bool:
-    """Return whether another table's own first rows would say what the model's inputs mean."""
-    old, new = (OmegaConf.select(one, "task.path") for one in (recipe, changed))
-    data = OmegaConf.select(changed, "task.data")
-    if data != REFERENCE:
+def _is_fitted_to_table(changed: DictConfig) -> bool:
+    """Return whether the table's own rows would say what the model's inputs mean."""
+    if OmegaConf.select(changed, "task.data") != REFERENCE:
         return False
     public, fit = (OmegaConf.select(changed, f"{OPTIONS}.{name}") for name in ("public", "fit"))
-    return bool(new != old and fit != "federated" and not isinstance(public, str))
+    return fit != "federated" and not isinstance(public, str)
+
+
+def _same_columns(*models: Mapping[str, str]) -> bool:
+    """Return whether the inputs of two models mean the same."""
+    old, new = (json.loads(metadata.get(PUBLIC_COLUMNS, "{}")) for metadata in models)
+    fitted = [one.pop("fitted", None) for one in (old, new)]
+    if old != new or None in fitted:
+        return False
+    before, now = map(ColumnStatistics.from_json, fitted)
+    return before.is_close(now)
 
 
 def _keep_columns(
@@ -80,6 +122,8 @@ def _keep_columns(
         changed.task.data_options = OmegaConf.merge(changed.task.data_options, fitted)
         return {"columns": columns}
     old, new = (OmegaConf.select(one, "task.path") for one in (recipe, changed))
+    if new == old:  # a run of before they were stored
+        return {}
     raise ConfigError(
         f"--task path={new}: the model's inputs were scaled by rows of {old}, whose statistics "
         "this run has not stored; write these rows into a file and add --task "

@@ -95,6 +95,15 @@ class ColumnStatistics:
         counts, means, squares = arrays
         return cls(rows, counts, means, squares, categories)
 
+    def is_close(self, other: ColumnStatistics) -> bool:
+        """Return whether both are of the same rows, but for how a machine rounds its sums."""
+        pairs = ((self.means, other.means), (self.squares, other.squares))
+        return (
+            (self.rows, self.categories) == (other.rows, other.categories)
+            and np.array_equal(self.counts, other.counts)
+            and all(np.allclose(*pair, rtol=1e-9, atol=0.0) for pair in pairs)
+        )
+
     def require(self, numeric: int, categorical: int) -> None:
         """Reject statistics of another number of columns."""
         shapes = {array.shape for array in (self.counts, self.means, self.squares)}

@@ -36,6 +36,7 @@ from fedhet.server_app.reused_training import check_reused_training
 from fedhet.strategies.wire.tensor_files import load_tensors, save_tensors
 from fedhet.sweep.resume import FolderTaken, Plan, plan_for
 from fedhet.tools import evaluate, export
+from fedhet.tools.by_site import evaluate_sites
 from tests.recipes import TINY, newest_checkpoint, overrides, run_recipe
 from tests.refused import refused
 from tests.tasks.generated import make_task, write_hub_set, write_image_folder, write_texts
@@ -667,3 +668,27 @@ def test_a_table_that_has_changed_is_noticed(tmp_path, capsys):
     with pytest.raises(SystemExit):
         evaluate.main([str(tmp_path / "run")])
     assert "the test set has changed since the run" in " ".join(capsys.readouterr().err.split())
+    with refused("training"):
+        evaluate_sites(tmp_path / "run")
+
+
+def test_a_table_in_other_units_is_refused_or_scaled_as_the_models_was(tmp_path):
+    def write(path: Path, unit: int) -> Path:
+        rows = [f"{unit * n},{n % 7},{'low' if n % 3 else 'high'}" for n in range(40)]
+        path.write_text("\n".join(["a,b,c", *rows]) + "\n")
+        return path
+
+    run, table = tmp_path / "run", write(tmp_path / "rows.csv", 1)
+    words = ["task=tabular", f"task.path={table}", "task.target=c", "partition=iid", "clients=2"]
+    run_recipe(run, *words, "rounds=1", clients=2)
+    once = evaluate.evaluate(run)
+    assert evaluate.evaluate(run, [f"path={table}"]).loss == pytest.approx(once.loss)
+    write(table, 100)
+    for evaluated in (evaluate.evaluate, evaluate_sites):
+        with refused(str(table), "--task path"):
+            evaluated(run)
+    other = evaluate.evaluate(run, [f"path={write(tmp_path / 'other.csv', 100)}"])
+    assert evaluate.evaluate(run, [f"path={table}"]) == other
+    assert abs(other.loss - once.loss) > 0.1
+    table.unlink()
+    assert export.export(run, tmp_path / "model.pt2")["input"]["shape"] == ["batch", 2]

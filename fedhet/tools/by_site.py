@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from torch import nn
 
-from fedhet.changed_task import changed_task
+from fedhet.changed_task import changed_task, require_same_examples
 from fedhet.common.decisions import MOST_CLASSES, Decisions, counts_of, decisions_of
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import METRICS, Row, read_rows
@@ -47,6 +47,8 @@ def evaluate_sites(
     if cross and best:
         raise ConfigError("--cross-site has the sites' last models: leave out --best")
     task = changed_task(folder, words, best=best)
+    if not words:
+        require_same_examples(folder, task, train=True)
     examples = _Examples(task, recipe)
     if cross and examples.trained_on:
         raise ConfigError(

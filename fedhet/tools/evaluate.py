@@ -30,7 +30,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from fedhet.changed_task import changed_task
+from fedhet.changed_task import changed_task, require_same_examples
 from fedhet.commands import (
     add_trust,
     at_least,
@@ -43,7 +43,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_file
 from fedhet.conf.metrics import check_metric_words
 from fedhet.conf.trust import trust
-from fedhet.load_run import model_of, recipe_of, summary_of
+from fedhet.load_run import model_of, recipe_of
 from fedhet.report.blocks import Table
 from fedhet.report.by_site import Measured, site_blocks
 from fedhet.report.command import rich_table, show
@@ -103,7 +103,7 @@ def evaluate(
         )
     model = model_of(folder, task, state, best=best)
     if not words:
-        _require_same_examples(folder, task)
+        require_same_examples(folder, task)
     device = next(model.parameters()).device
     data = task.test_data(device)
     if data is None:
@@ -209,19 +209,6 @@ def _evaluate_sites(
         save_text(options.out, json.dumps(content, indent=1) + "\n")
         console.print(f"results  {options.out}", soft_wrap=True, highlight=False, markup=False)
     return len(found) == len(runs)
-
-
-def _require_same_examples(folder: Path, task: AnyTask) -> None:
-    """Refuse a test set that is not the run's, though it lies where that one was."""
-    theirs = summary_of(folder).get("data", {}).get("test", {})
-    ours = task.data_used(train=False).get("test")
-    if ours is None:  # a function of the user's gives the examples
-        return
-    if theirs.get("sha256", ours["sha256"]) != ours["sha256"]:
-        raise ConfigError(
-            f"the test set has changed since the run in {folder}: that one was {theirs}, and this "
-            f"one is {ours}; --task path=FOLDER evaluates on another one"
-        )
 
 
 def _table(found: Sequence[tuple[Run, ModelFigures]], notes: Sequence[str]) -> Table:

@@ -33,7 +33,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from torch import Tensor
 
-from fedhet.changed_task import changed_task
+from fedhet.changed_task import changed_task, task_of_model
 from fedhet.commands import add_trust, parser_of, reported_errors
 from fedhet.common.checksums import file_sha256
 from fedhet.common.errors import ConfigError
@@ -41,7 +41,7 @@ from fedhet.common.files import replace_file, writable_file
 from fedhet.common.results import read_summary
 from fedhet.conf import method_name
 from fedhet.conf.trust import trust
-from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
+from fedhet.load_run import label_metadata_of, model_of, recipe_of
 from fedhet.tasks import AnyTask, OwnTask, TableTask, tabular
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.inference_model import InferenceModel
@@ -77,7 +77,7 @@ def export(
     writable_file(path, "--out ")
     recipe, summary = recipe_of(folder), read_summary(folder)
     stored = label_metadata_of(folder, best=best)
-    task = task_of(recipe, stored)
+    task = task_of_model(folder, best=best)
     model = model_of(folder, task, state, best=best).cpu()
     of_classes = not task.any_label
     module = InferenceModel(model, task.config.transform, probabilities=of_classes).eval()
