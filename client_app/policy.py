@@ -261,9 +261,7 @@ def _inside(path: str, folders: Sequence[str]) -> bool:
     return any(place.is_relative_to(Path(one).expanduser().resolve()) for one in folders)
 
 
-def _privacy(
-    rules: Policy, recipe: DictConfig, noised: Sequence[ClientSide]
-) -> Iterator[str]:
+def _privacy(rules: Policy, recipe: DictConfig, noised: Sequence[ClientSide]) -> Iterator[str]:
     """Yield what the rules of privacy forbid; ``noised`` have payloads with noise of their own."""
     if rules.secure_aggregation and recipe.strategy.secure_aggregation is None:
         yield line("strategy/secure_aggregation=none", rules, "secure_aggregation")

@@ -26,7 +26,7 @@ Labels = dict[str, int] | None
 KEY = "task.data_options"
 _MOST_CLASSES = 100  # that a target is taken for, unless they are listed
 _FEW = 20  # rows that tell nothing of what a column usually has
-_MOST_NUMBERS, _MOST_DISTINCT = 0.9, 0.9  # shares of a column's values
+_MOST_NUMBERS, _MANY_DISTINCT, _MOST_DISTINCT = 0.9, 0.3, 0.9  # shares of a column's values
 _WHOLE = re.compile(r"^(-?\d+)\.0$")
 
 
@@ -255,6 +255,11 @@ def names_in(
     require_columns(table, (target,), "task.target")
     named = [target, client_column, *(numeric or ()), *(categorical or ())]
     rest = [name for name in table.columns if name not in named]
+    if nested := [name for name in rest if _is_nested(table[name])]:
+        raise ConfigError(
+            f"{where(table)}: the column {', '.join(nested)} holds lists or records: make a column "
+            f"of each value, remove it, or list the others in {KEY}.numeric and {KEY}.categorical"
+        )
     given = numeric is not None
     if numeric is None:
         numeric = [name for name in rest if _holds_numbers(table, name)]
@@ -268,6 +273,10 @@ def names_in(
         if given and categorical:
             text = "%s: taken as categories, because only %s.numeric is given: %s"
             getLogger("flwr").log(INFO, text, where(table), KEY, ", ".join(categorical))
+        for name in categorical:
+            _tell_many(table, name)
+    for name in (target, *numeric):
+        _tell_thousands(table, name)
     return numeric, categorical
 
 
@@ -289,6 +298,44 @@ def class_values(table: DataFrame, target: str) -> tuple[str, ...]:
 def _is_name(column: Series[Any]) -> bool:
     """Return whether nearly each row has another value, as in a column of names."""
     return len(column) >= _FEW and column.nunique() > _MOST_DISTINCT * column.count()
+
+
+def _is_nested(column: Series[Any]) -> bool:
+    """Return whether a column of a Parquet file holds lists or records."""
+    values = column.dropna()
+    return len(values) > 0 and isinstance(values.iloc[0], list | dict | np.ndarray)
+
+
+def _tell_many(table: DataFrame, name: str) -> None:
+    """Warn of a column with so many categories that it may hold dates or measured values."""
+    distinct, count = table[name].nunique(), int(table[name].count())
+    if count >= _FEW and distinct > _MANY_DISTINCT * count:
+        text = "%s: %s is taken as categories and has %s in %s rows, each an input of the model: "
+        text += "make a number of it (a date: days since some day), or leave it out of %s"
+        keys = f"{KEY}.categorical"
+        getLogger("flwr").log(WARNING, text, where(table), name, distinct, count, keys)
+
+
+def _tell_thousands(table: DataFrame, name: str) -> None:
+    """Warn of numbers in which the decimal point looks like a separator of thousands."""
+    decimal = table.attrs.get("decimal", ".")
+    if _has_thousands(table[name], decimal):
+        text = "%s: each number of %s with a %r has three digits behind it, and others have none: "
+        text += "if it separates thousands, write the numbers without it; it is read as the "
+        text += "decimal point (%s.decimal)"
+        getLogger("flwr").log(WARNING, text, where(table), name, decimal, KEY)
+
+
+def _has_thousands(column: Series[Any], mark: str) -> bool:
+    """Return whether some texts look like 1,250 and none with the ``mark`` like 0,125 or 1,25."""
+    from pandas.api.types import is_string_dtype
+
+    if not is_string_dtype(column):
+        return False
+    texts = column.dropna().astype("string")
+    marked = texts[texts.str.contains(mark, regex=False)]
+    grouped = rf"-?[1-9]\d{{0,2}}(?:{re.escape(mark)}\d{{3}})+"
+    return 0 < len(marked) < len(texts) and bool(marked.str.fullmatch(grouped).all())
 
 
 def _constant(statistics: ColumnStatistics) -> NDArray[np.bool_]:
@@ -332,6 +379,11 @@ def _holds_numbers(table: DataFrame, name: str) -> bool:
         )
     other = "," if table.attrs.get("decimal", ".") == "." else "."
     if np.isfinite(_floats(table, name, other)).sum() >= _MOST_NUMBERS * count:
+        if _has_thousands(column, other):
+            raise ConfigError(
+                f"{where(table)}: the column {name} looks like numbers with {other!r} between "
+                f"thousands: write them without it, or list the column in {KEY}.categorical"
+            )
         raise ConfigError(
             f"{where(table)}: the column {name} looks like numbers with the decimal point "
             f"{other!r}: set {KEY}.decimal={'comma' if other == ',' else 'point'}, or list the "
@@ -371,8 +423,8 @@ def _numbers(table: DataFrame, name: str, cure: str) -> NDArray[np.float64]:
         row = table.index[int(np.argmax(other))] + 1  # not its value: a site sends the error
         raise ConfigError(
             f"{where(table)}: the column {name} is numeric, but has no finite number in row "
-            f"{row}{_and_more(int(other.sum()))}: mend the file, {cure}, or set {KEY}.decimal if "
-            "the file has another decimal point"
+            f"{row}{_and_more(int(other.sum()))}: mend the file (nothing separates thousands), "
+            f"{cure}, or set {KEY}.decimal if the file has another decimal point"
         )
     return found
 

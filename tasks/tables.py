@@ -101,25 +101,25 @@ class Tables:
         return files
 
 
-def read_table(path: Path, dialect: Dialect) -> DataFrame:
+def read_table(path: Path, dialect: Dialect, key: str = "task.path") -> DataFrame:
     """Return a table: from CSV its texts, from Parquet its own types.
 
-    Errors name a row by its place in the file, from 1.
+    Errors name a row by its place in the file, from 1, and ``key``, which names the file.
     """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path} must end in {' or '.join(SUFFIXES)}")
-    require_file(path, "task.path or task.data_options.public")
+    require_file(path, key)
     stat = path.stat()
-    return _read(path, dialect, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return _read(path, dialect, key, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
 
 
 @lru_cache(maxsize=2)  # to infer the columns and to read the rows; not to be edited
-def _read(path: Path, dialect: Dialect, stamp: tuple[int, ...]) -> DataFrame:
+def _read(path: Path, dialect: Dialect, key: str, stamp: tuple[int, ...]) -> DataFrame:
     import pandas
 
     try:
         if path.suffix == ".csv":
-            table = read_csv(path, "task.path", dialect)
+            table = read_csv(path, key, dialect)
         else:
             table = pandas.read_parquet(path, dtype_backend="numpy_nullable")
     except ConfigError:
@@ -127,7 +127,8 @@ def _read(path: Path, dialect: Dialect, stamp: tuple[int, ...]) -> DataFrame:
     except (OSError, ValueError) as error:  # includes Arrow's own
         said = " ".join(str(error).split())  # in one line
         raise DamagedFileError(f"{path} cannot be read as a table: {said}") from None
-    table = table.reset_index(drop=True)
+    index = [name for name in table.index.names if name not in (None, *table.columns)]
+    table = table.reset_index(index).reset_index(drop=True)  # pandas stores a column as its index
     decimal = dialect.decimal if path.suffix == ".csv" else "."
     table.attrs |= {"path": str(path), "decimal": decimal}
     return table

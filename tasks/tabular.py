@@ -145,7 +145,7 @@ class Table(Configured):
     def shown(self) -> DataFrame:
         """The rows that the columns are fitted on."""
         if self.fit == "public" and isinstance(self.public, str):
-            return read_table(Path(self.public).expanduser(), self.dialect)
+            return read_table(Path(self.public).expanduser(), self.dialect, f"{KEY}.public")
         if self.data_folder is not None:
             raise ConfigError(
                 f"{KEY}.fit={self.fit}: with partition=site the sites must agree on the columns' "

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def predictions(model: Path, table: Path) -> DataFrame:
     """Return a table's rows with the predictions of an exported model."""
     program, about = _load(model)
-    rows = read_table(table, Dialect(**about["input"]["csv"]))
+    rows = read_table(table, Dialect(**about["input"]["csv"]), "TABLE")
     inputs = described_inputs(rows, about["input"]["columns"])
     with torch.no_grad():
         outputs: Array = program(torch.from_numpy(inputs)).double().numpy()

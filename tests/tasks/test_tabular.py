@@ -369,6 +369,50 @@ def test_a_column_of_names_is_left_out_and_said(table, caplog):
     assert "name" in caplog.text
 
 
+def test_a_column_of_dates_is_warned_of(table, caplog):
+    rows = [f"2026-01-{1 + n // 2:02},{n % 3},{'yn'[n % 2]}" for n in range(40)]
+    table.write_text("\n".join(["seen,ward,b", *rows]))
+    options = {"path": str(table), "target": "b", "classes": ["y", "n"], "test_fraction": 0.0}
+    assert tabular.load(**options, numeric=[])[0][0].shape[1] == 20 + 3
+    assert "seen is taken as categories and has 20 in 40 rows" in caplog.text
+    assert "ward is" not in caplog.text
+
+
+@pytest.mark.parametrize(("mark", "decimal"), [(",", "comma"), (".", "point")])
+def test_separated_thousands_are_warned_of_and_no_decimal_point_is_advised(
+    mark, decimal, table, caplog
+):
+    def costs(*values: str) -> dict[str, object]:
+        rows = [f"{value};{'yn'[n % 2]}" for n, value in enumerate(values * 8)]
+        table.write_text("\n".join(["cost;b", *rows]))
+        options = {"path": str(table), "target": "b", "classes": ["y", "n"], "separator": ";"}
+        return options | {"test_fraction": 0.0}
+
+    for fine in ((f"0{mark}250", "1", "2"), (f"1{mark}25", f"3{mark}125", "2")):
+        tabular.load(**costs(*fine), decimal=decimal)
+        assert "thousands" not in caplog.text
+    thousands = costs("950", f"1{mark}250", f"12{mark}000")
+    tabular.load(**thousands, decimal=decimal)
+    assert "cost" in caplog.text
+    assert "thousands" in caplog.text
+    if decimal == "comma":
+        with refused("cost", "thousands", "task.data_options.categorical") as error:
+            tabular.load(**thousands)
+        assert "decimal" not in str(error.value)
+
+
+def test_a_column_that_holds_lists_is_refused_and_a_stored_index_is_a_column(tmp_path):
+    path = tmp_path / "rows.parquet"
+    frame = pandas.DataFrame({"age": range(8), "icd": [["I10", "E11"]] * 8, "y": ["a", "b"] * 4})
+    frame.to_parquet(path)
+    options = {"path": str(path), "target": "y", "classes": ["a", "b"], "test_fraction": 0.0}
+    with refused(str(path), "icd", "task.data_options.categorical"):
+        tabular.load(**options)
+    frame.drop(columns="icd").set_index("age").to_parquet(path)
+    inputs, _ = tabular.load(**options)[0]
+    np.testing.assert_allclose(inputs[:, 0], StandardScaler().fit_transform(frame[["age"]])[:, 0])
+
+
 def test_columns_in_another_order_are_the_same(table, tmp_path):
     whole = pandas.read_csv(table)
     whole[whole.columns[::-1]].to_csv(tmp_path / "b.csv", index=False)
