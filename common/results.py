@@ -191,6 +191,7 @@ class ResultsFollower:
         self._read = 0  # bytes
         self._last_round = -1
         self._warnings = len(warnings_of(folder))
+        self._told: set[str] = set()  # warnings
         self.new_rows()
 
     def new_rows(self) -> list[Row]:
@@ -216,10 +217,12 @@ class ResultsFollower:
         return [row for row in rows if int(row["round"]) > since]
 
     def new_warnings(self) -> list[str]:
-        """Return the log's warnings that were not there at the last call, less those in a row."""
+        """Return the log's warnings since the last call, each once, less those in a row."""
         found = warnings_of(self.folder)
-        new, self._warnings = found[self._warnings :], len(found)
-        return [text for text in new if not text.startswith("round ")]
+        new, self._warnings = dict.fromkeys(found[self._warnings :]), len(found)
+        told = [text for text in new if text not in self._told and not text.startswith("round ")]
+        self._told |= {*told}
+        return told
 
     def summary(self) -> Mapping[str, Any]:
         """Return summary.json, or an empty mapping until there is a new one."""

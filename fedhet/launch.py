@@ -248,7 +248,7 @@ def _close(
     lines += [f"results  {folder}", f"plot     {plot}"]
     if server_folder := summary.get("server_folder"):
         lines.append(f"model    {server_folder} at the server (runtime.fetch copies it)")
-    if count := len(warnings_of(folder)):
+    if count := len({*warnings_of(folder)}):
         lines.append(f"log      {folder / LOG}, with {count} warning{'s' * (count > 1)}")
     if summary["status"] == STOPPED and HydraConfig.get().mode == RunMode.RUN:
         lines.append(f"continue {_resuming(sys.argv[1:], folder)}")

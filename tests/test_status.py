@@ -241,7 +241,7 @@ class Warns(Runtime):
     def submit(self, recipe, words):
         with (self.folder / "log.txt").open("a", encoding="utf-8") as log:
             log.write("INFO :      a round: none\n\x1b[93mWARNING \x1b[0m:   class 9: nobody's\n")
-            log.write("WARNING :   round 1: client 3: NaN\n")
+            log.write("WARNING :   round 1: client 3: NaN\nWARNING :   class 9: nobody's\n")
             log.write("WARNING :   Since flwr 1.32, default simulated SuperNodes changed\n")
         super().submit(recipe, words)
 
@@ -256,6 +256,7 @@ def test_what_a_run_warns_of_at_its_start_is_shown_and_at_its_end_how_many_there
     launched(tmp_path, monkeypatch, Warns(tmp_path, None))
     said = capsys.readouterr().out
     assert "fedavg on digits: class 9: nobody's\nround   0/9" in said
+    assert said.count("class 9") == 1
     assert not any(words in said for words in ("NaN", "resumed", "none", "flwr 1.32"))
     assert f"log      {tmp_path}/log.txt, with 3 warnings" in said
 
