@@ -18,6 +18,7 @@ import json
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,14 +46,14 @@ def predictions(model: Path, table: Path) -> DataFrame:
     inputs = described_inputs(rows, about["input"]["columns"])
     with torch.no_grad():
         outputs: Array = program(torch.from_numpy(inputs)).double().numpy()
-    if not about["classes"]:
-        return rows.assign(predicted=outputs[:, 0])
-    classes: list[str] = about["classes"]
-    found = rows.assign(
-        predicted=[classes[n] for n in outputs.argmax(axis=1)],
-        **{f"p_{name}": outputs[:, n].round(4) for n, name in enumerate(classes)},
-    )
-    return found.assign(**_sets(outputs, classes, about.get("prediction_sets", {})))
+    found: dict[str, Any] = {"predicted": outputs[:, 0]}
+    if classes := about["classes"]:
+        found = {"predicted": [classes[n] for n in outputs.argmax(axis=1)]}
+        found |= {f"p_{name}": outputs[:, n].round(4) for n, name in enumerate(classes)}
+        found |= _sets(outputs, classes, about.get("prediction_sets", {}))
+    if twice := [name for name in found if name in rows.columns]:
+        raise ConfigError(f"{table} has the column {', '.join(twice)} already: rename it there")
+    return rows.assign(**found)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -61,7 +62,9 @@ def main(words: Sequence[str] | None = None) -> None:
     with reported_errors("fedhet-predict"):
         writable_file(options.out, "--out ")
         found = predictions(options.model, options.table)
-        replace_file(options.out, lambda beside: found.to_csv(beside, index=False))
+        parquet = options.out.suffix == ".parquet"
+        write = found.to_parquet if parquet else partial(found.to_csv, index=False)
+        replace_file(options.out, write)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for name in (column for column in found if column.startswith("set_")):
         alone = int(found[name].isin(found["predicted"]).sum())
@@ -109,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("fedhet-predict", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a file of fedhet-export")
     parser.add_argument("table", type=Path, metavar="TABLE", help="a CSV or Parquet file")
-    out = "a CSV file (predictions.csv)"
+    out = "a CSV or Parquet file (predictions.csv)"
     parser.add_argument("--out", type=Path, default="predictions.csv", metavar="FILE", help=out)
     return parser
 

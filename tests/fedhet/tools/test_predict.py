@@ -65,6 +65,9 @@ def test_a_regression_gets_its_values(regression_run, tmp_path):
     found = predicted(tmp_path, table).astype(float)
     assert list(found) == ["x", "y", "predicted"]
     assert (found["predicted"] - found["y"]).abs().max() < 100
+    main([str(tmp_path / "model.pt2"), str(table), "--out", str(tmp_path / "p.parquet")])
+    stored = pd.read_parquet(tmp_path / "p.parquet").astype(float)
+    np.testing.assert_allclose(stored["predicted"], found["predicted"], rtol=1e-5)
 
 
 def test_what_is_no_model_of_a_table_is_refused(fedavg_run, table_run, tmp_path, refused):
@@ -83,6 +86,9 @@ def test_what_is_no_model_of_a_table_is_refused(fedavg_run, table_run, tmp_path,
     assert "no column constant" in refused(main, tmp_path / "model.pt2", tmp_path / "new.csv")
     (tmp_path / "new.csv").write_text("age,town,constant\n30,A,1\n1e300,A,1\n")
     assert "row 2" in refused(main, tmp_path / "model.pt2", tmp_path / "new.csv")
+    (tmp_path / "new.csv").write_text("age,town,constant,predicted\n30,A,1,no\n")
+    assert "column predicted" in refused(main, tmp_path / "model.pt2", tmp_path / "new.csv")
+    assert "TABLE" in refused(main, tmp_path / "model.pt2", tmp_path / "missing.csv")
 
 
 def test_values_that_the_model_does_not_know_are_told(table_run, tmp_path, caplog):
