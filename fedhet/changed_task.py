@@ -17,7 +17,7 @@ from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.table_task import PUBLIC_COLUMNS
 from fedhet.tasks.tabular import REFERENCE
 
-OPTIONS = "task.data_options"
+OPTIONS, PUBLIC = "task.data_options", "public"
 ADVICE = {
     "classes": "name them by --task classes=[...] in the order of its labels",
     "vocabulary": "name its words by --task vocabulary_file=FILE, a word a line, by rank",
@@ -36,15 +36,17 @@ def changed_task(folder: Path, words: Sequence[str], *, best: bool = False) -> A
     recipe = recipe_of(folder)
     changed = _changed(recipe, words)
     keys = [word.partition("=")[0] for word in words]
-    if "path" in keys and _is_fitted_to_table(changed):
+    chosen = f"data_options.{PUBLIC}" in keys  # the rows that columns are fitted to
+    if "path" in keys and not chosen and _fits_alone(changed):
         stored |= _keep_columns(recipe, changed, stored)
     task = task_of(changed, stored)
     metadata = task.label_metadata()
-    others = "path" in keys or any(key.startswith("data_options") for key in keys)
-    if PUBLIC_COLUMNS in stored and not others and not _same_columns(stored, metadata):
+    both = all(PUBLIC_COLUMNS in one for one in (stored, metadata))
+    if both and not chosen and not _same(stored, metadata):
         raise ConfigError(
-            f"the table {changed.task.path} has changed since the run in {folder}: its columns "
-            "would be scaled otherwise than the model's; --task path=FILE evaluates on another one"
+            f"the table {changed.task.path} has changed since the run in {folder}, or its public "
+            "part: its columns would be scaled otherwise than the model's; --task path=FILE scales "
+            "those of another table, or of this one, as the model's"
         )
     for key, advice in ADVICE.items():
         if key in stored and stored[key] != metadata.get(key):
@@ -94,22 +96,17 @@ def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
     return changed
 
 
-def _is_fitted_to_table(changed: DictConfig) -> bool:
-    """Return whether the table's own rows would say what the model's inputs mean."""
-    if OmegaConf.select(changed, "task.data") != REFERENCE:
-        return False
-    public, fit = (OmegaConf.select(changed, f"{OPTIONS}.{name}") for name in ("public", "fit"))
-    return fit != "federated" and not isinstance(public, str)
+def _fits_alone(changed: DictConfig) -> bool:
+    """Return whether a table on this machine says what the model's inputs mean."""
+    of_table = OmegaConf.select(changed, "task.data") == REFERENCE
+    return of_table and OmegaConf.select(changed, f"{OPTIONS}.fit") != "federated"
 
 
-def _same_columns(*models: Mapping[str, str]) -> bool:
+def _same(*models: Mapping[str, str]) -> bool:
     """Return whether the inputs of two models mean the same."""
-    old, new = (json.loads(metadata.get(PUBLIC_COLUMNS, "{}")) for metadata in models)
-    fitted = [one.pop("fitted", None) for one in (old, new)]
-    if old != new or None in fitted:
-        return False
-    before, now = map(ColumnStatistics.from_json, fitted)
-    return before.is_close(now)
+    old, new = (json.loads(metadata[PUBLIC_COLUMNS]) for metadata in models)
+    before, now = (ColumnStatistics.from_json(one.pop("fitted")) for one in (old, new))
+    return old == new and before.is_close(now)
 
 
 def _keep_columns(
@@ -122,7 +119,8 @@ def _keep_columns(
         changed.task.data_options = OmegaConf.merge(changed.task.data_options, fitted)
         return {"columns": columns}
     old, new = (OmegaConf.select(one, "task.path") for one in (recipe, changed))
-    if new == old:  # a run of before they were stored
+    public = OmegaConf.select(changed, f"{OPTIONS}.{PUBLIC}")
+    if new == old or isinstance(public, str):  # a run of before they were stored
         return {}
     raise ConfigError(
         f"--task path={new}: the model's inputs were scaled by rows of {old}, whose statistics "
