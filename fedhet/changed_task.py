@@ -98,8 +98,8 @@ def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
 
 def _fits_alone(changed: DictConfig) -> bool:
     """Return whether a table on this machine says what the model's inputs mean."""
-    of_table = OmegaConf.select(changed, "task.data") == REFERENCE
-    return of_table and OmegaConf.select(changed, f"{OPTIONS}.fit") != "federated"
+    data, fit = (OmegaConf.select(changed, key) for key in ("task.data", f"{OPTIONS}.fit"))
+    return bool(data == REFERENCE and fit != "federated")
 
 
 def _same(*models: Mapping[str, str]) -> bool:
