@@ -116,7 +116,9 @@ class SitePolicy:
     def with_columns(self, reply: Message) -> Message:
         """Return the reply with the statistics of a table's columns, if they are of enough rows."""
         if (record := record_in(reply.content, COLUMNS, ArrayRecord)) is not None:
-            self.require_examples(COLUMNS, int(to_tensors(record)["rows"]))
+            found = to_tensors(record)
+            counts = [int(count) for count in found["counts"] if count > 0]
+            self.require_examples(COLUMNS, min([int(found["rows"]), *counts]))
         return reply
 
     def counted(self, counts: SiteCounts) -> dict[str, Counts]:

@@ -378,10 +378,9 @@ def _content_of(folder: Path) -> list[Path]:
 
 
 def _not_empty(folder: Path) -> ConfigError:
-    return ConfigError(
-        f"results_dir={folder} is not empty: name another folder, or continue the run in it "
-        "with resume=true"
-    )
+    has_run = any((folder / name).exists() for name in (SUMMARY, METRICS, "checkpoints"))
+    or_else = ", or continue the run in it with resume=true" if has_run else ""
+    return ConfigError(f"results_dir={folder} is not empty: name another folder{or_else}")
 
 
 def _new_results_dir(recipe: DictConfig) -> Path:

@@ -128,7 +128,10 @@ def calibration_of(
         asked["evaluation.confusion=true: "] = "evaluation.confusion=false"
     for start, off in asked.items():
         if not classifies(model):
-            raise ConfigError(f"{start}task.model={recipe.task.model} does not classify")
+            raise ConfigError(
+                f"{start}task.model={recipe.task.model} has no classes (a regression has none): "
+                f"set {off}"
+            )
         if isinstance(output, BuildsOutputModel):
             raise ConfigError(
                 f"{start}strategy={method_name(recipe)} gives out another network than the "

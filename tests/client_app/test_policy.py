@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
@@ -19,7 +20,7 @@ from fedhet.common.configured import fields
 from fedhet.common.decisions import ANSWERS, CONFUSION
 from fedhet.common.results import read_rows
 from fedhet.strategies.base import Reply
-from fedhet.strategies.wire.records import METRICS, UPDATE
+from fedhet.strategies.wire.records import COLUMNS, METRICS, UPDATE, to_record
 from fedhet.tools import policy as command
 from tests.compose import DOCKER
 from tests.recipes import TINY, run_recipe
@@ -344,3 +345,16 @@ def test_an_evaluation_leaves_without_what_stays_at_the_site(tmp_path):
     assert {frozenset(reply.content[METRICS]) for reply in found[METRICS]} == {
         frozenset({"partition-id", "num-examples", "loss"})
     }
+
+
+def test_a_fit_of_columns_needs_enough_rows_with_a_number():
+    def sent(rows: float, *counts: float) -> Message:
+        tensors = {"rows": torch.tensor([rows]), "counts": torch.tensor(counts)}
+        content = RecordDict({COLUMNS: to_record(tensors)})
+        return Message(content, dst_node_id=1, message_type=f"query.{COLUMNS}")
+
+    policy = SitePolicy(Policy(min_examples=20), 1)
+    assert policy.with_columns(sent(40.0, 40.0, 20.0, 0.0)).has_content()
+    for few in (sent(19.0, 19.0), sent(40.0, 40.0, 1.0)):
+        with refused("client 1", "min_examples=20", kind=PolicyError):
+            policy.with_columns(few)

@@ -40,7 +40,7 @@ REFUSED = {
 }
 REFUSED_BY_THE_COMMAND = {  # each on a way of its own
     "roundz=3": r"unknown key roundz: did you mean rounds\?",
-    "results_dir=full": "full is not empty: .* resume=true$",
+    "results_dir=full": "full is not empty: name another folder$",
     "-m seed=0,1 rounds=-1": "rounds=-1 is not allowed",
     "-m local.lr=0.1,-1": "local.lr=-1 is not allowed",
     "-m strategy=fedavg,fedprx": "strategy=fedprx is unknown: did you mean fedprox",
