@@ -88,7 +88,7 @@ def ranks_section(compared: Sequence[Comparison], stem: Path) -> list[Block]:
     scores = pd.DataFrame(means).dropna()
     if scores.shape[0] < LEAST or scores.shape[1] < LEAST:
         return []
-    rounded = scores.map(lambda score: float(f"{score:.5g}"))  # columns of runs have six digits
+    rounded = scores.map(lambda score: float(f"{score:.5g}"))  # an older data file has six digits
     found = Ranks.of(rounded.T, larger_is_better=compared[0].figure.larger_is_better)
     return [
         Heading(3, "Ranks"),

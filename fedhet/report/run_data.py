@@ -268,17 +268,20 @@ def columns_of(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     names = dict.fromkeys(name for row in counted for name, value in row.items() if _numeric(value))
     for name in _COUNTS & names.keys():
         counted = [{name: 0, **row} if row.get("round", 0) > 0 else row for row in counted]
-    return {name: [_rounded(row.get(name)) for row in counted] for name in names}
+    scores = rows[0].keys() if rows and rows[0]["round"] == 0 else set(_MEASURED)  # exact
+    return {
+        name: [_stored(row.get(name), exact=name in scores) for row in counted] for name in names
+    }
 
 
 def _numeric(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _rounded(value: Any) -> float | None:
-    """Keep six digits: tables show fewer, and the data file shrinks to a fifth."""
+def _stored(value: Any, *, exact: bool) -> float | None:
+    """Keep six digits of what no interval is made of: the data file shrinks to a fifth."""
     if not _numeric(value) or not math.isfinite(value):
         return None
     if isinstance(value, int) or float(value).is_integer():
         return int(value)
-    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+    return float(value) if exact else float(f"{value:.{SIGNIFICANT_DIGITS}g}")

@@ -58,10 +58,13 @@ def test_rows_are_ranked_and_paired_with_the_baseline_over_common_seeds(compared
         "FedPVR is 3.0 points above FedAvg [0.5, 5.5] over 3 common seeds.",
         "No difference to FedAvg can be seen for MOON.",
     ]
-    (found,) = compared(fedavg=(50, 60, 70), fedpvr=(50.030, 60.035, 70.040))
+    (found,) = compared(fedavg=(50, 60, 70), fedpvr=(50.030, 60.036, 70.042))
     assert verdict([found]) == [
         "FedPVR is 0.04 points above FedAvg [0.02, 0.05] over 3 common seeds."
-    ]  # 0.035 [0.0226, 0.0474], and no 0.0 [0.0, 0.0]
+    ]  # 0.036 [0.0211, 0.0509], and no 0.0 [0.0, 0.0]
+    one = 100 / 360  # of 360 examples one less with each seed: no interval of rounding errors
+    (found,) = compared(fedavg=(36 * one, 133 * one), moon=(35 * one, 132 * one))
+    assert "[" not in "".join(verdict([found]))
     (found,) = compared("FedPVR", fedavg=(50, 60, 70), fedpvr=(52, 63, 74))
     assert found.baseline == "FedPVR"
     assert verdict([found]) == [
