@@ -179,7 +179,7 @@ def _unknown_option(file: str, options: Sequence[str]) -> str:
     group, _, option = file.removesuffix(".yaml").rpartition("/")
     allowed = sorted({*options, *options_of(group)})
     if not group or not allowed:
-        return f"{file} is not a file of the recipe's folder"
+        return "; ".join(filter(None, [f"{file} is not a file of the recipe", where_looked()]))
     if written := _option_here(group, option, allowed):
         return f"{group}={option} is unknown: write {written}"
     near = did_you_mean(option, allowed)
