@@ -6,6 +6,7 @@ a client obeys it; docs/policy.md says what that is worth.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -299,7 +300,7 @@ def _epsilon(recipe: DictConfig, noised: Sequence[ClientSide], delta: float) -> 
     each = [privacy.noise_multiplier, *(side.noise_multiplier for side in noised)]
     if not all(each):
         return float("inf")
-    z = sum(float(one) ** -2 for one in each) ** -0.5
+    z = 1 / math.hypot(*(1 / float(one) for one in each))
     return epsilon_of(z, int(recipe.rounds), delta, _PRIVACY)
 
 

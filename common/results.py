@@ -217,12 +217,11 @@ class ResultsFollower:
         return [row for row in rows if int(row["round"]) > since]
 
     def new_warnings(self) -> list[str]:
-        """Return the log's warnings since the last call, each once, less those in a row."""
-        found = warnings_of(self.folder)
-        new, self._warnings = dict.fromkeys(found[self._warnings :]), len(found)
-        told = [text for text in new if text not in self._told and not text.startswith("round ")]
-        self._told |= {*told}
-        return told
+        """Return the log's warnings that no call has returned yet, less those in a row."""
+        found = dict.fromkeys(warnings_of(self.folder)[self._warnings :])
+        new = [text for text in found if text not in self._told and not text.startswith("round ")]
+        self._told |= {*new}
+        return new
 
     def summary(self) -> Mapping[str, Any]:
         """Return summary.json, or an empty mapping until there is a new one."""

@@ -178,13 +178,13 @@ def _no_key(key: str, words: Sequence[str], compose: Callable[[Sequence[str]], A
 def _unknown_option(file: str, options: Sequence[str]) -> str:
     group, _, option = file.removesuffix(".yaml").rpartition("/")
     allowed = sorted({*options, *options_of(group)})
-    if not group or not allowed:
-        return "; ".join(filter(None, [f"{file} is not a file of the recipe", where_looked()]))
-    if written := _option_here(group, option, allowed):
-        return f"{group}={option} is unknown: write {written}"
-    near = did_you_mean(option, allowed)
+    line, near = f"{file} is not a file of the recipe", ""
+    if group and allowed:
+        if written := _option_here(group, option, allowed):
+            return f"{group}={option} is unknown: write {written}"
+        near = did_you_mean(option, allowed)
+        line = f"{group}={option} is unknown{near}; allowed: {', '.join(allowed)}"
     looked = where_looked(only_above=bool(near))
-    line = f"{group}={option} is unknown{near}; allowed: {', '.join(allowed)}"
     return f"{line}; {looked}" if looked else line
 
 

@@ -57,14 +57,17 @@ def changed_task(folder: Path, words: Sequence[str], *, best: bool = False) -> A
     return task
 
 
-def task_of_model(folder: Path, *, best: bool = False) -> AnyTask:
-    """Return the run's task without a table, if the model's file says how columns were fitted."""
-    stored, recipe = label_metadata_of(folder, best=best), recipe_of(folder)
-    if PUBLIC_COLUMNS in stored:
-        stored |= _keep_columns(recipe, recipe, stored)
-    if "columns" in stored:
+def task_of_model(recipe: DictConfig, stored: Mapping[str, str]) -> AnyTask:
+    """Return a run's task without its table, if ``stored`` says what columns were fitted to.
+
+    ``stored`` is what the model's file has (``label_metadata_of``).
+    """
+    recipe, known = recipe.copy(), dict(stored)
+    if PUBLIC_COLUMNS in known:
+        known |= _keep_columns(recipe, recipe, known)
+    if "columns" in known:
         recipe.task.path = None
-    return task_of(recipe, stored)
+    return task_of(recipe, known)
 
 
 def require_same_examples(folder: Path, task: AnyTask, *, train: bool = False) -> None:

@@ -378,8 +378,7 @@ def _content_of(folder: Path) -> list[Path]:
 
 
 def _not_empty(folder: Path) -> ConfigError:
-    has_run = any((folder / name).exists() for name in (SUMMARY, METRICS, "checkpoints"))
-    or_else = ", or continue the run in it with resume=true" if has_run else ""
+    or_else = ", or continue the run in it with resume=true" if _has_begun(folder) else ""
     return ConfigError(f"results_dir={folder} is not empty: name another folder{or_else}")
 
 

@@ -116,7 +116,7 @@ def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
             return None
         raise ConfigError(
             f"resume=true, but results_dir={folder} holds no checkpoint and no run that was cut "
-            "short; set resume=false to start afresh, if it is not empty in another results_dir"
+            "short; set resume=false to start afresh, and name another folder if it is not empty"
         )
     if is_completed(folder):
         raise ConfigError(

@@ -265,7 +265,8 @@ def names_in(
         numeric = [name for name in rest if _holds_numbers(table, name)]
         rest = [name for name in rest if name not in numeric]
     if categorical is None:
-        categorical = [name for name in rest if not _is_name(table[name])]
+        distinct = {name: table[name].nunique() for name in rest}
+        categorical = [name for name in rest if not _is_name(table[name], distinct[name])]
         if left := [name for name in rest if name not in categorical]:
             text = "%s: left out, because nearly each row has another value: %s (keep it: %s)"
             keys = f"{KEY}.categorical"
@@ -274,7 +275,7 @@ def names_in(
             text = "%s: taken as categories, because only %s.numeric is given: %s"
             getLogger("flwr").log(INFO, text, where(table), KEY, ", ".join(categorical))
         for name in categorical:
-            _tell_many(table, name)
+            _tell_many(table, name, distinct[name])
     for name in (target, *numeric):
         _tell_thousands(table, name)
     return numeric, categorical
@@ -295,20 +296,20 @@ def class_values(table: DataFrame, target: str) -> tuple[str, ...]:
         return tuple(sorted(found))
 
 
-def _is_name(column: Series[Any]) -> bool:
+def _is_name(column: Series[Any], distinct: int) -> bool:
     """Return whether nearly each row has another value, as in a column of names."""
-    return len(column) >= _FEW and column.nunique() > _MOST_DISTINCT * column.count()
+    return len(column) >= _FEW and distinct > _MOST_DISTINCT * column.count()
 
 
 def _is_nested(column: Series[Any]) -> bool:
     """Return whether a column of a Parquet file holds lists or records."""
-    values = column.dropna()
-    return len(values) > 0 and isinstance(values.iloc[0], list | dict | np.ndarray)
+    first = column.first_valid_index() if column.dtype == object else None
+    return first is not None and isinstance(column[first], list | dict | np.ndarray)
 
 
-def _tell_many(table: DataFrame, name: str) -> None:
+def _tell_many(table: DataFrame, name: str, distinct: int) -> None:
     """Warn of a column with so many categories that it may hold dates or measured values."""
-    distinct, count = table[name].nunique(), int(table[name].count())
+    count = int(table[name].count())
     if count >= _FEW and distinct > _MANY_DISTINCT * count:
         text = "%s: %s is taken as categories and has %s in %s rows, each an input of the model: "
         text += "make a number of it (a date: days since some day), or leave it out of %s"

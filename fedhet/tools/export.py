@@ -77,7 +77,7 @@ def export(
     writable_file(path, "--out ")
     recipe, summary = recipe_of(folder), read_summary(folder)
     stored = label_metadata_of(folder, best=best)
-    task = task_of_model(folder, best=best)
+    task = task_of_model(recipe, stored)
     model = model_of(folder, task, state, best=best).cpu()
     of_classes = not task.any_label
     module = InferenceModel(model, task.config.transform, probabilities=of_classes).eval()

@@ -53,7 +53,9 @@ def predictions(model: Path, table: Path) -> DataFrame:
         found |= _sets(outputs, classes, about.get("prediction_sets", {}))
     if twice := [name for name in found if name in rows.columns]:
         raise ConfigError(f"{table} has the column {', '.join(twice)} already: rename it there")
-    return rows.assign(**found)
+    found_rows = rows.assign(**found)
+    found_rows.attrs.clear()  # a Parquet file would have the table's path
+    return found_rows
 
 
 def main(words: Sequence[str] | None = None) -> None:

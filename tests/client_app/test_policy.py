@@ -112,6 +112,8 @@ REFUSED = [
      [LOCAL, "rounds=1", "strategy=fedbuff", "system=lognormal"], "query", "epsilon=inf"),
     ("privacy: {by: site, epsilon: 0.9}", [*NOISED, f"{SOFT}.noise_multiplier=5"],
      "query", "privacy.epsilon=0.9"),  # each alone would do: .76 and .74
+    ("privacy: {by: site, epsilon: 5}", [*NOISED, f"{SOFT}.noise_multiplier=1e-200"],
+     "query", "privacy.epsilon=5.0"),
     ("privacy: {by: site}",
      [*NOISED, f"{SOFT}.noise_multiplier=20", f"{SOFT}.reproducible_noise=true"],
      "query", "reproducible_noise soft_label_sums privacy.by"),

@@ -90,6 +90,8 @@ def test_resume_auto_begins_a_run_ends_at_once_where_it_is_done_and_else_goes_on
     assert asked(1) == first
     rows, _ = asked(2)
     assert rows.startswith(first[0])
+    again = fork(tmp_path, *words, f"results_dir={folder}")
+    assert re.search(r"is not empty: .* resume=true$", again.stderr.rstrip()), again.stderr
     whole = run_recipe(tmp_path / "whole", *words, "rounds=2", clients=3)
     found = json.loads((folder / "summary.json").read_text())
     assert found["parameters_sha256"] == whole["parameters_sha256"]

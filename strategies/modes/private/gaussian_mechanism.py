@@ -129,6 +129,8 @@ def epsilon_of(
     """
     if uploads == 0:
         return 0.0
+    if noise_multiplier**2 == 0.0:  # the accountants divide by it
+        return math.inf
     loose, tight = _accountants(key)
     loose.history = tight.history = [(noise_multiplier, rate, uploads)]
     # a sampling rate of 1 makes it take log 0, which it handles
