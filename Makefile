@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed$(FLWR)
 
+# A file of tests stays in one worker. None is replaced: xdist would wait for ever where the lost one had files done.
+GROUPS := --dist loadgroup --max-worker-restart 0
+
 # The tests start hundreds of Pythons; without bytecode each would compile the same files anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -31,7 +34,7 @@ run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist stra
 	$(BIN)/fedhet $(ARGS)
 
 test: $(STAMP) ## the whole test suite, real Flower runs included
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -rs --durations=30 $(ARGS)
+	$(BIN)/python -m pytest -n 3 $(GROUPS) --no-loadscope-reorder -rs --durations=30 $(ARGS)
 
 test-drills: $(STAMP) ## what breaks: federations with faults, small disks, docker/ (mutants: python -m tests.drills.mutants)
 	$(BIN)/python -m pytest -m drill -rs --durations=30 tests/drills $(ARGS)
@@ -44,7 +47,7 @@ test-releases: $(STAMP) ## the wheel in empty environments, with the oldest and 
 
 check: lint ## lint, types and the unit tests, for every commit; three quarters of a minute
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=5 -m "not flower and not slow and not drill" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 $(GROUPS) --durations=5 -m "not flower and not slow and not drill" $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check
