@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from logging import INFO
+from logging import INFO, WARNING
 
 from flwr.common.logger import log
 from omegaconf import DictConfig
@@ -243,8 +243,11 @@ def build_strategy(
     _check_own_names(recipe, parts.client_sides)
     optimizer = build_local_optimizer(recipe, tensors)
     shared = trainable_shared(model, TensorSelector(recipe.strategy.personal))
-    for side in parts.client_sides.values():
+    for name, side in parts.client_sides.items():
         side.check(model, optimizer, shared)
+        if side.plain_steps and optimizer.stateful(shared):
+            text = "strategy=%s moves %s by plain SGD steps of local.lr, whatever the optimizer is"
+            log(WARNING, text, name, side.plain_steps)
     local_training = local_training_config(recipe.local, recipe.strategy.phases)
     if (attack := build_part(recipe, "attack", tensors)) is not None:
         attack.white = server_model.white

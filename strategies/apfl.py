@@ -42,6 +42,7 @@ class APFLClient(ClientSide):
     """Trains a second model through its mixture with y_i, and learns its share of the mixture."""
 
     own_state = frozenset({OWN, ALPHA})
+    plain_steps = "the clients' own models"
 
     def __init__(self, alpha: float, alpha_lr: float | None) -> None:
         self.first_alpha, self.alpha_lr = alpha, alpha_lr

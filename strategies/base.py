@@ -287,6 +287,8 @@ class ClientSide:
 
     needs: frozenset[str] = frozenset()  # payloads that the server must broadcast
     sends: frozenset[str] = frozenset()  # payloads that ``end`` returns or ``upload`` adds
+    # what it moves by plain SGD steps of the round's step size, whatever the local optimizer is
+    plain_steps: str = ""
     # the sent payloads that are sums over the client's examples
     per_example: frozenset[str] = frozenset()
     # the sent payloads that the side itself clips and adds noise to; the noise's standard deviation

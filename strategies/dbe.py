@@ -65,6 +65,7 @@ class DBEClient(ClientSide):
     needs, sends = frozenset({CONSENSUS}), frozenset({MEANS})
     per_example, counts = frozenset({MEANS}), frozenset({COUNTS})
     own_state = frozenset({OFFSET})
+    plain_steps = "the offsets of the features"
 
     def __init__(self, kappa: float, mu: float) -> None:
         self.kappa, self.mu = kappa, mu

@@ -35,6 +35,7 @@ class DittoClient(ClientSide):
     """Trains a second model, which stays at the client; ``coefficient`` is lambda."""
 
     own_state = frozenset({OWN})
+    plain_steps = "the clients' own models"
 
     def __init__(self, coefficient: float) -> None:
         self.coefficient = coefficient

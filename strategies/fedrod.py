@@ -47,6 +47,7 @@ class FedRoDClient(ShiftedLogitsClient):
     """Trains the shared head on a balanced loss, and a second head that stays at the client."""
 
     own_state = frozenset({HEAD})
+    plain_steps = "the clients' own heads"
 
     def __init__(self) -> None:
         super().__init__(1.0, torch.log, "fedrod")

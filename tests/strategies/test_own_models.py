@@ -1,6 +1,7 @@
 """Ditto, APFL, pFedMe and FedRoD: the client's own model by hand; it is scored, and never sent."""
 
 import copy
+import logging
 from contextlib import nullcontext
 from functools import partial
 
@@ -25,6 +26,7 @@ from fedhet.strategies.pfedme import PFedMe
 from fedhet.tasks.evaluation import evaluate_model
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.federation import client_of as federation_client
+from tests.recipes import TINY, run_recipe
 from tests.refused import refused
 from tests.strategies.labelled import Classifier, assert_same, blobs, train
 from tests.strategies.sides import built, client_side
@@ -304,3 +306,14 @@ def test_x_is_x_for_a_side_that_first_reads_it_after_training():
     assert context.anchor["weight"].stride() == model.weight.stride()
     context.start["weight"].zero_()
     assert_same(loaded, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ditto", "apfl", "fedrod", "dbe"])
+def test_a_run_says_that_the_local_optimizer_does_not_move_them(strategy, tmp_path, caplog):
+    caplog.set_level(logging.WARNING, logger="flwr")
+    words = [*TINY, f"strategy={strategy}", "rounds=1"]
+    run_recipe(tmp_path / "plain", *words)
+    assert "plain SGD" not in caplog.text
+    run_recipe(tmp_path / "adam", *words, "local.optimizer=adam")
+    assert f"strategy={strategy} moves the " in caplog.text
