@@ -202,6 +202,8 @@ def _hint(key: FoundKey, value: Any, allowed: str) -> str:
     """Return how a value of the wrong type is probably meant."""
     if _is_switch(value, allowed):
         return f" (write {key.name}={_SWITCHES[value.lower()]})"
+    if isinstance(value, str) and "number" in allowed and re.fullmatch(r"[-+.\de]+", value):
+        return f", and this is a text (write {key.name}={value}, as the shell does of $NAME)"
     if key.name == "local.epochs" and isinstance(value, float):
         return "; for a part of an epoch write local.epochs=null local.steps=K, optimizer steps"
     if key.name == "resume" and isinstance(value, str):

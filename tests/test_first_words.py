@@ -34,6 +34,7 @@ use my own model
     local.optimizer=AdamW -> adam
     learning_rate=0.1 -> local.lr=0.1 server.lr=0.1
     num_epochs=5 -> local.epochs=5
+    local.lr='0.1' -> local.lr=0.1 $NAME
     local.epochs=0.5 -> local.epochs=null local.steps
     batch_size=32 -> local.batch_size
 choose a method
