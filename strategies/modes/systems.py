@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ class ClientSystem(Option):
     """How fast simulated clients are, and when they are there: here of one speed, always."""
 
     group = "system"
+    searched: ClassVar[str] = "week"  # for clients, from some time on
 
     seconds_per_example: NotNegative = 0.001
     """seconds to train once on one example"""
@@ -72,19 +73,23 @@ class ClientSystem(Option):
         return list(clients)
 
     def until_available(self, clients: Sequence[int], clock: float, least: int) -> float:
-        """Return the first minute from ``clock`` on at which ``least`` clients are there.
+        """Return the first of the :meth:`moments` from ``clock`` on with ``least`` clients.
 
         Raises:
-            TimeoutError: if there is none within a week.
+            TimeoutError: if there is none.
         """
-        for minute in range(7 * 24 * 60):
-            if len(self.available(clients, clock + 60.0 * minute)) >= least:
-                return clock + 60.0 * minute
+        for moment in self.moments(clock):
+            if len(self.available(clients, moment)) >= least:
+                return moment
         raise TimeoutError(
             f"fewer than {least} clients, which min_replies and participation need, are there in "
-            f"the week after the simulated second {clock:.0f}: change system, or set min_replies "
-            "lower"
+            f"the {self.searched} after the simulated second {clock:.0f}: change system, or set "
+            "min_replies lower"
         )
+
+    def moments(self, clock: float) -> Iterable[float]:
+        """Return the times from ``clock`` on at which a round may begin: a week's minutes."""
+        return (clock + 60.0 * minute for minute in range(7 * 24 * 60))
 
     def slowness(self, client: int) -> float:
         """Return s_i."""
@@ -214,6 +219,7 @@ class Trace(ClientSystem):
     """
 
     option = "trace"
+    searched = "whole trace"
 
     path: Text
     """CSV with client,start,end[,slowness], or FedScale's trace as JSON"""
@@ -231,6 +237,15 @@ class Trace(ClientSystem):
         now = clock % self._period
         there = [any(start <= now < end for start, end in times) for times in self._times]
         return [client for client in clients if there[client % len(there)]]
+
+    def moments(self, clock: float) -> list[float]:
+        """Return ``clock``, and when clients of the trace come until it has begun again.
+
+        The clock's last bits may be lost, so a client is looked for a microsecond later, too.
+        """
+        starts = {start for times in self._times for start, _ in times}
+        waits = sorted((start - clock) % self._period for start in starts)
+        return [clock, *(clock + wait + more for wait in waits for more in (0.0, 1e-6))]
 
     def slowness(self, client: int) -> float:
         """Return s_i."""

@@ -115,6 +115,25 @@ def test_traces_repeat_and_say_how_slow(tmp_path):
     ]
 
 
+def test_a_trace_is_waited_for_to_the_second_however_short_or_rare_its_times(tmp_path):
+    """Each of its minutes may begin with nobody there, and a gap may be longer than a week."""
+    (tmp_path / "a.csv").write_text("client,start,end\nx,30,60\ny,45,60\n")
+    half_minutes = Trace(path=str(tmp_path / "a.csv"))
+    assert half_minutes.until_available([0, 1], 0.0, 1) == 30.0
+    assert half_minutes.until_available([0, 1], 0.0, 2) == 45.0
+    assert half_minutes.until_available([0, 1], 50.0, 2) == 50.0
+    assert half_minutes.until_available([1], 60_000.5, 1) == 60_045.0
+    (tmp_path / "b.csv").write_text("client,start,end\nx,0.1,0.2\ny,2000000,2000000.7\n")
+    rare = Trace(path=str(tmp_path / "b.csv"))
+    assert rare.until_available([1], 0.0, 1) == 2_000_000.0
+    for clock in np.random.default_rng(0).uniform(0.0, 1e8, 200):
+        found = rare.until_available([0], clock, 1)  # its last bits may be lost
+        assert 0.0999 <= found % 2_000_000.7 <= 0.2
+        assert 0.0 <= found - clock <= 2_000_000.7
+    with refused("2 clients", "min_replies", kind=TimeoutError):
+        rare.until_available([0, 1], 0.0, 2)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
