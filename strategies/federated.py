@@ -374,7 +374,7 @@ class FederatedStrategy(Strategy):
         self.selector.check(num_clients, self.federation.min_replies)
         require_no_buffers(self.client_sides, self.server_step.buffers & initial.keys())
         if self.secure_aggregation is not None:
-            self.secure_aggregation.check(num_clients)
+            self.secure_aggregation.check(num_clients, most)
             self._layout(initial)
         self._availability = ClientAvailability(registry, self.federation)
         if self._secure_finds_spoilers:

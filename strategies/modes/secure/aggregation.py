@@ -153,13 +153,17 @@ class SecAggPlus(Option):
         """
         return 2 * self.clipping_range / self.steps(size)
 
-    def check(self, num_clients: int) -> None:
-        """Reject a federation that is too small to hide a client in a sum."""
-        if num_clients < LEAST:
+    def check(self, num_clients: int, most: int) -> None:
+        """Reject rounds of at most ``most`` of the clients, if that is too few to hide one in a sum
+        (or too many for its 32 bits).
+        """
+        if most < LEAST:
             raise ConfigError(
-                f"clients={num_clients} is not enough: a secure sum needs at least {LEAST}; set "
-                f"clients higher, or {KEY}=none"
+                f"{KEY}: a secure sum needs at least {LEAST} clients, and of clients={num_clients} "
+                f"at most {most} take part in a round (participation): set clients or "
+                f"participation higher, or {KEY}=none"
             )
+        self.steps(most)
         log(INFO, "%s", self._limits())
 
     def _limits(self) -> str:

@@ -15,6 +15,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
 from fedhet.strategies.base import Reads, RefusedReplyError, Reply, ServerSide
+from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.feddw import FedDW
 from fedhet.strategies.modes.secure.aggregation import SecAggPlus
@@ -314,6 +315,18 @@ def test_parts_that_read_single_replies_are_refused_and_why(slots, named):
 def test_a_client_with_more_examples_than_the_recipe_allows_is_refused():
     with refused("max_examples=10"):
         SecAggPlus(max_examples=10).check_client(11)
+
+
+def test_rounds_of_two_clients_are_refused_before_the_first():
+    SecAggPlus().check(3, 3)
+    with refused("clients=2", "strategy/secure_aggregation=none"):
+        SecAggPlus().check(2, 2)
+    third = FixedSizeSampler(participation=0.34)
+    with refused("clients=6", "participation", "strategy/secure_aggregation=none"):
+        train(built(FedAvg, sampler=third, secure_aggregation=SECURE), rounds=1, data=blobs(6))
+    too_fine = SecAggPlus(quantization_range=1 << 30)
+    with refused("quantization_range"):
+        too_fine.check(8, 5)
 
 
 def test_the_sum_uses_32_bits_and_a_majority_can_unmask():
