@@ -55,7 +55,7 @@ MODES = {
     ),
     "towards the model": Mode(
         "strategy.asynchronous.towards_model",
-        "set it to false",
+        "set strategy.asynchronous.towards_model=false",
         leaves=Reads.ALL & ~(Reads.MODELS | Reads.STEPS),
         to_aggregator=Reads.SUM,
     ),
@@ -90,7 +90,8 @@ MODES = {
     "robust": Mode("strategy/aggregator", "choose a mean", hooks="step"),
     "system": Mode("system", "set system=none"),
     "system that waits": Mode(
-        "system.over_selection and system.deadline_seconds", "set them to 1 and null"
+        "system.over_selection and system.deadline_seconds",
+        "set system.over_selection=1 and system.deadline_seconds=null",
     ),
     "evaluation at clients": Mode(
         "evaluation.clients=true", "set evaluation.clients=false", hooks="evaluate"

@@ -299,12 +299,12 @@ def finishing(round: int) -> int:
         (
             FedAvg,
             {"system": Constant(over_selection=1.3)},
-            "asynchronous system.over_selection",
+            "asynchronous system.over_selection=1",
         ),
         (
             FedAvg,
             {"system": Constant(deadline_seconds=9.0)},
-            "asynchronous system.deadline_seconds",
+            "asynchronous system.deadline_seconds=null",
         ),
         (FedAvg, {"client_metrics": ClientMetrics(asked=True)}, "evaluation.clients=false"),
         (FedNova, {"system": Constant()}, "NormalizedMean"),
@@ -325,7 +325,7 @@ def test_what_cannot_be_asynchronous_is_refused(method, how, named):
 
 def test_a_momentum_of_updates_that_are_no_gradients_is_refused():
     """FedAsync's go to y_i from the server's model: FedCM's loop of them diverged."""
-    with refused("towards_model", "client_momentum"):
+    with refused("strategy.asynchronous.towards_model=false", "client_momentum"):
         built(FedCM, asynchronous=Asynchronous(buffer=1, towards_model=True), system=Constant())
     built(FedCM, asynchronous=Asynchronous(buffer=2), system=Constant())
 
