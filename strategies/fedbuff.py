@@ -44,8 +44,8 @@ class FedAsync(Method):
     """FedAsync (Xie et al. 2019): asynchronous; every reply is a step towards that client's model,
     smaller if it is stale. On a simulated clock (system=...), or between real sites (system=none).
 
-    ``server_lr`` is the paper's alpha. Its hinge has exponent 10 and threshold 4, its polynomial
-    exponent .5.
+    ``server_lr`` is the paper's alpha. The default is a hinge with exponent .5 and threshold 4; the
+    paper's hinge has exponent 10 (``strategy.asynchronous.exponent=10``), its polynomial .5.
     """
 
     replaces = frozenset({"asynchronous"})
