@@ -65,7 +65,8 @@ def _split(words: Sequence[str]) -> tuple[list[str], Path | None]:
     """Return the words without --resume, and the folder that was given with it."""
     rest, folder, before = [], None, ""
     for word in words:
-        if before == _FLAG and not word.startswith("-") and "=" not in word:
+        names_folder = "=" not in word or Path(word).is_dir()
+        if before == _FLAG and not word.startswith("-") and names_folder:
             folder = Path(word)
         elif word.startswith(f"{_FLAG}="):
             folder = Path(word.removeprefix(f"{_FLAG}="))

@@ -122,6 +122,12 @@ def test_typed_words_replace_those_of_the_folder(tmp_path, form):
     ]
 
 
+def test_a_folder_may_have_an_equals_sign_in_its_name(tmp_path):
+    folder = sweep_at(tmp_path / "lr=0.1", "seed=0,1")
+    words = take_resume(["-m", "--resume", str(folder)])
+    assert words == ["-m", "seed=0,1", f"hydra.sweep.dir='{folder}'"]
+
+
 def test_without_a_folder_the_newest_sweep_of_the_same_words_continues(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = tmp_path / "results"
