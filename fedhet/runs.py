@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def run(*overrides: str, results_dir: str | Path | None = None) -> RunResult:
         LaunchError: if the run has failed or diverged; the message ends with the last lines it
             printed.
     """
+    _require_words(overrides)
     compose_overrides(tuple(overrides))
     if any(word.partition("=")[0] == "results_dir" for word in overrides):
         raise ConfigError("results_dir is an argument: run(..., results_dir=FOLDER)")
@@ -79,6 +81,7 @@ def partition(*overrides: str) -> pd.DataFrame:
     Raises:
         ConfigError: for a wrong recipe, or one whose clients are the nodes of a deployment.
     """
+    _require_words(overrides)
     recipe = compose_overrides(tuple(overrides))
     if not recipe.clients:
         raise ConfigError("clients=0 takes the number from the connected SuperNodes: set clients")
@@ -86,3 +89,13 @@ def partition(*overrides: str) -> pd.DataFrame:
     task = build_task(*parts, seed=int(recipe.seed), num_clients=int(recipe.clients))
     counts = pd.DataFrame(task.class_counts(), columns=list(task.count_names))
     return counts.rename_axis(index="client", columns="class")
+
+
+def _require_words(overrides: Sequence[object]) -> None:
+    """Refuse a list of words in place of words."""
+    for one in overrides:
+        if not isinstance(one, str):
+            raise ConfigError(
+                f"{one!r} is a {type(one).__name__}: give each KEY=VALUE as an argument of its own "
+                "(run(*words) of a list)"
+            )

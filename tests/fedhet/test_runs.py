@@ -34,6 +34,12 @@ def test_a_tilde_in_the_results_dir_of_a_run_is_the_home_folder(home, monkeypatc
     assert commands == [[sys.executable, "-m", "fedhet", *words]]
 
 
+@pytest.mark.parametrize("start", [fedhet.run, fedhet.partition])
+def test_a_list_of_words_is_refused(start):
+    with refused("task=digits"):
+        start(["task=digits"])
+
+
 def test_a_run_is_loaded_from_a_folder_in_the_home_folder(home):
     with refused(f"{home}/run/model.safetensors"):
         fedhet.load_weights(nn.Linear(2, 2), "~/run")
