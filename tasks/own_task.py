@@ -209,9 +209,7 @@ class OwnTask(Measured, Partitioned):
             ConfigError: if the data function returns no training example, or anything else.
         """
         train, test = self._parts_of(client_id, site_folder)
-        examples = self._examples(train, device, channels_last)
-        if len(examples) == 0:
-            raise ConfigError(f"task.data gives client {client_id} no training example")
+        examples = self._filled(client_id, train, device, channels_last)
         held_out = None if test is None else self._examples(test, device, channels_last)
         return examples, held_out if held_out is not None and len(held_out) else None
 
@@ -257,14 +255,15 @@ class OwnTask(Measured, Partitioned):
         return self._stratified[1]
 
     def class_counts(self) -> Indices:
-        """Return how many examples of each class each client holds, (N, C).
+        """Return how many examples of each class each client holds, held-out ones too, (N, C).
 
         In a regression a column is a tenth of the targets. There is one column for all examples,
         (N, 1), if an example has several labels, or in a regression with per-client data.
         """
         if self.by_client or self.by_folder:
             by_class = self.config.kind == "classification"
-            clients = (self.client_data(number)[0] for number in range(self.num_clients))
+            given = (self._given(number, None)[0] for number in range(self.num_clients))
+            clients = (self._filled(*client) for client in enumerate(given))
             return np.array([one.class_counts() if by_class else [len(one)] for one in clients])
         return super().class_counts()
 
@@ -329,17 +328,21 @@ class OwnTask(Measured, Partitioned):
 
     def _own(self, client_id: int, folder: Path | str | None) -> tuple[Any, Any]:
         """Return a client's own examples; partition.holdout may hold out some of them."""
-        if self.by_folder and folder is None:
-            raise SetupError(
-                "with partition=site every node reads its own folder: start it with "
-                "--node-config 'data-folder=\"/path/to/folder\"', or choose another partition"
-            )
-        train, test = self._data.of_client(client_id, folder)
+        train, test = self._given(client_id, folder)
         if test is not None or not self.partition.holdout:
             return train, test
         rows = np.arange(len(self._examples(train, "cpu")))
         kept, held_out = self.held_out_of(rows, client_id, shared=False)
         return select(train, kept), select(train, held_out)
+
+    def _given(self, client_id: int, folder: Path | str | None) -> tuple[Any, Any]:
+        """Return (train, test) as the data function gives them to a client."""
+        if self.by_folder and folder is None:
+            raise SetupError(
+                "with partition=site every node reads its own folder: start it with "
+                "--node-config 'data-folder=\"/path/to/folder\"', or choose another partition"
+            )
+        return self._data.of_client(client_id, folder)
 
     def _part(self, client_id: int) -> tuple[Any, Any]:
         if self.partition.name == "site":
@@ -386,6 +389,19 @@ class OwnTask(Measured, Partitioned):
                 f"{several}:{cure} set partition=iid"
             )
         return np.zeros(len(examples), dtype=np.int64), ("examples",)
+
+    def _filled(
+        self,
+        client_id: int,
+        train: Any,
+        device: torch.device | str = "cpu",
+        channels_last: bool = False,
+    ) -> Examples:
+        """Return a client's training examples; refuse none."""
+        examples = self._examples(train, device, channels_last)
+        if len(examples) == 0:
+            raise ConfigError(f"task.data gives client {client_id} no training example")
+        return examples
 
     def _examples(
         self, given: Any, device: torch.device | str, channels_last: bool = False

@@ -292,6 +292,12 @@ def test_everybodys_data_is_divided_by_the_partition_and_each_row_once():
     assert (task.num_classes, task.class_names) == (3, ("0", "1", "2"))
 
 
+def test_the_counts_of_a_clients_own_data_have_what_it_holds_out():
+    task = task_of(lambda client_id: (everything()[0], None), partition=IID | {"holdout": 0.5})
+    assert len(task.client_data(0)[0]) == 30
+    assert task.class_counts().tolist() == [np.bincount(everything()[0][1]).tolist()] * 3
+
+
 IN_ORDER = {"generator": None, "train": False}
 
 
