@@ -30,7 +30,8 @@ from fedhet.conf.build import strategy_of, strategy_parts
 from fedhet.conf.metrics import hides_scores
 from fedhet.server_app.initial_model import initial_model_file
 from fedhet.strategies.attacks.labels import Backdoor
-from fedhet.strategies.base import ClientSide
+from fedhet.strategies.base import ClientSide, LocalOptimizer
+from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.samplers import most_clients
 from fedhet.strategies.components.tensor_selection import (
@@ -245,8 +246,11 @@ def build_strategy(
     shared = trainable_shared(model, TensorSelector(recipe.strategy.personal))
     for name, side in parts.client_sides.items():
         side.check(model, optimizer, shared)
-        if side.plain_steps and optimizer.stateful(shared):
-            text = "strategy=%s moves %s by plain SGD steps of local.lr, whatever the optimizer is"
+        if side.plain_steps and not _steps_plainly(optimizer, shared, recipe.local.clip):
+            text = (
+                "strategy=%s moves %s by plain SGD steps of local.lr, whatever the optimizer is, "
+                "and without local.weight_decay and local.clip"
+            )
             log(WARNING, text, name, side.plain_steps)
     local_training = local_training_config(recipe.local, recipe.strategy.phases)
     if (attack := build_part(recipe, "attack", tensors)) is not None:
@@ -277,3 +281,9 @@ def build_strategy(
     if isinstance(strategy.server_step.aggregator, FLTrust):
         strategy.server_step.aggregator.train = root
     return strategy
+
+
+def _steps_plainly(optimizer: LocalOptimizer, shared: Sequence[str], clip: float | None) -> bool:
+    """Return whether a local step is a plain one of SGD: no momentum, decay or clipping."""
+    plain = type(optimizer) is SGD and not optimizer.weight_decay
+    return plain and clip is None and not optimizer.stateful(shared)

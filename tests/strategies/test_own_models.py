@@ -317,3 +317,18 @@ def test_a_run_says_that_the_local_optimizer_does_not_move_them(strategy, tmp_pa
     assert "plain SGD" not in caplog.text
     run_recipe(tmp_path / "adam", *words, "local.optimizer=adam")
     assert f"strategy={strategy} moves the " in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy=ditto", "local.weight_decay=0.01"],
+        ["strategy=ditto", "local.clip=1"],
+        ["strategy=[ditto,fedsam]"],
+    ],
+)
+def test_a_run_says_that_they_do_without_decay_clipping_and_sam(words, tmp_path, caplog):
+    caplog.set_level(logging.WARNING, logger="flwr")
+    run_recipe(tmp_path / "run", *TINY, "rounds=1", *words)
+    assert "strategy=ditto moves the " in caplog.text
