@@ -95,7 +95,4 @@ def _require_words(overrides: Sequence[object]) -> None:
     """Refuse a list of words in place of words."""
     for one in overrides:
         if not isinstance(one, str):
-            raise ConfigError(
-                f"{one!r} is a {type(one).__name__}: give each KEY=VALUE as an argument of its own "
-                "(run(*words) of a list)"
-            )
+            raise ConfigError(f"{one!r} is not a text KEY=VALUE (write run(*words) of a list)")

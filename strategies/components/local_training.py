@@ -179,13 +179,14 @@ def _backward(
 
 
 def _correct(context: LocalContext, sides: Sequence[ClientSide], clip: float | None) -> None:
-    if sides:
+    correcting = [side for side in sides if type(side).correct is not ClientSide.correct]
+    if correcting:
         grads = {}
         for name, param in context.params.items():
             if param.grad is None:  # unused in this batch; corrections still apply
                 param.grad = torch.zeros_like(param)
             grads[name] = param.grad
-        for side in sides:
+        for side in correcting:
             side.correct(grads, context)
         for param in context.params.values():
             if not param.requires_grad:  # momentum would move it

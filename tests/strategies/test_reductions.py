@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+from torch import nn
 
 from fedhet.strategies.apfl import APFL
 from fedhet.strategies.components.aggregators import NormMean, UniformMean
@@ -43,6 +44,16 @@ from tests.strategies.round.test_round import run as regress
 from tests.strategies.sides import built, sam
 
 
+class Spare(Classifier):
+    """Has a layer that no pass uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+        nn.init.ones_(self.spare.weight)
+        nn.init.ones_(self.spare.bias)
+
+
 def run(method: type[Method], given=None, how=None) -> dict[str, torch.Tensor]:
     """Return the params after some rounds with half the clients."""
     sampler = FixedSizeSampler(participation=0.5, seed=2)
@@ -57,6 +68,7 @@ STILL = {"optimizer": lambda: LESAM(rho=0.0)}
 SHARP = {"optimizer": lambda: sam(rho=0.2)}
 FIRST = {"rounds": 1}
 NO_BIAS = {"model": Biasless}
+SPARE = {"model": Spare, "optimizer": lambda: SGD(weight_decay=0.5)}
 BFLOAT16 = {"options": LocalTrainingConfig(batch_size=8, epochs=2, autocast=True)}
 
 
@@ -81,6 +93,8 @@ first_round = cache(lambda: run(FedAvg, {}, FIRST))
 # a method, its parameters, what it runs with, and the base that it equals
 SAME = {
     "fedprox mu=0": (FedProx, {"mu": 0.0}, {}, fedavg),
+    "fedprox mu=0, spare layer": (FedProx, {"mu": 0.0}, SPARE, lambda: run(FedAvg, {}, SPARE)),
+    "ditto, spare layer": (Ditto, {}, SPARE, lambda: run(FedAvg, {}, SPARE)),
     "fedavgm momentum=0": (FedAvgM, {"momentum": 0.0, "server_lr": 1.0}, {}, fedavg),
     "feddistill coefficient=0": (FedDistill, {"coefficient": 0.0}, {}, fedavg),
     "feddw mu=0": (FedDW, {"mu": 0.0}, NO_BIAS, biasless),
