@@ -43,8 +43,8 @@ def check_machine(recipe: DictConfig) -> None:
     if OmegaConf.select(recipe, "partition.name") == "site":
         raise ConfigError(
             f"partition=site reads the folder that each node's config names, but the clients of "
-            f"runtime={recipe.runtime.name} are not nodes: choose runtime=deployment, or another "
-            "partition"
+            f"runtime={recipe.runtime.name} are not nodes: choose runtime=deployment, or leave "
+            "partition out"
         )
     if recipe.clients == 0:
         raise ConfigError(

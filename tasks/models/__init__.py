@@ -170,6 +170,9 @@ def build_own_model(
         classifies: whether the outputs are logits of classes.
         seed: seed of the initial parameters, for torch's, NumPy's and Python's generators.
     """
+    if isinstance(function, nn.Module):
+        kind = type(function).__name__
+        raise ConfigError(f"task.model names a {kind} itself: name the function that makes one")
     with _drawn_from(seed):
         network = call_with_known("task.model", function, known, options)
         if not isinstance(network, nn.Module):

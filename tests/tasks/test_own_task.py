@@ -166,6 +166,7 @@ def test_a_last_layer_that_does_not_make_the_logits_is_not_taken_for_the_classif
         (lazy_once_called, {}, None),
         (frozen, {}, "trainable"),
         (lambda: 3, {}, "nn.Module"),
+        (network(), {}, "task.model Sequential function"),
         (lambda width: network(), {}, "task.model_options"),
         (network, {"model_options": {"width": 3}}, "width"),
         (nn.ReLU, {"head_init": "orthogonal"}, "linear"),
