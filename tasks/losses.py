@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhet.common.errors import ConfigError, require_choice
 from fedhet.tasks.examples import IGNORED
-from fedhet.tasks.references import is_reference, load_reference
+from fedhet.tasks.references import is_reference, load_reference, require_pair
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 GAMMA = 2.0  # of the focal loss
@@ -144,6 +144,7 @@ def loss_of(kind: str, name: str | None) -> Loss:
     if is_reference(name):
         found: Any = load_reference("task.loss", name)
         loss: Loss = found() if isinstance(found, type) else found  # a class of nn.Module
+        require_pair(f"task.loss={name} must be a function", loss, "the mean loss, a scalar tensor")
         return loss
     require_choice("task.loss", name, options)
     return options[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
 from logging import WARNING, getLogger
@@ -14,7 +13,7 @@ from torch import Tensor
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import row_name
 from fedhet.common.outside import no_exit, said_by
-from fedhet.tasks.references import load_reference
+from fedhet.tasks.references import load_reference, require_pair
 
 
 class OwnMetric:
@@ -33,14 +32,7 @@ class OwnMetric:
         self._has_warned = False
         if isinstance(self._function, type):
             raise ConfigError(f"{self._start} is a class: name a function (outputs, targets)")
-        try:
-            inspect.signature(self._function).bind("outputs", "targets")
-        except TypeError as error:
-            raise ConfigError(
-                f"{self._start} must be a function (outputs, targets) -> one number: {error}"
-            ) from None
-        except ValueError:  # a builtin has no signature
-            pass
+        require_pair(f"{self._start} must be a function", self._function, "one number")
 
     def value(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
         """Return the number over all examples; the log warns once of NaN or Inf, which rows omit.

@@ -34,6 +34,20 @@ def load_reference(key: str, text: str) -> Function:
     return function
 
 
+def require_pair(start: str, function: Function, returned: str) -> None:
+    """Refuse a function that can't be called with (outputs, targets); ``start`` begins the error.
+
+    Raises:
+        ConfigError: if it takes fewer arguments, or needs more.
+    """
+    try:
+        inspect.signature(function).bind("outputs", "targets")
+    except TypeError as error:
+        raise ConfigError(f"{start} (outputs, targets) -> {returned}: {error}") from None
+    except ValueError:  # a builtin has no signature
+        pass
+
+
 def name_of(function: Function) -> str:
     """Return how a recipe names a function, ``package.module:function``.
 

@@ -522,6 +522,16 @@ def test_arrays_that_torch_cannot_share_are_copied():
         assert found[0].tolist() == expected
 
 
+def of_outputs_alone(outputs):
+    return outputs.mean()
+
+
+def test_a_loss_that_takes_no_targets_is_refused():
+    word = f"{__name__}:of_outputs_alone"
+    with refused(f"task.loss={word}", "(outputs, targets)"):
+        loss_of("classification", word)
+
+
 def test_the_loss_of_thousands_of_examples_is_finite_in_float16():
     """65,504 is the largest such number, and 100,000 losses of log 2 have the sum 69,315."""
     labels = torch.zeros(100_000).long()
