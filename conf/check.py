@@ -202,7 +202,7 @@ def _hint(key: FoundKey, value: Any, allowed: str) -> str:
     """Return how a value of the wrong type is probably meant."""
     if _is_switch(value, allowed):
         return f" (write {key.name}={_SWITCHES[value.lower()]})"
-    if isinstance(value, str) and "number" in allowed and re.fullmatch(r"[-+.\de]+", value):
+    if isinstance(value, str) and "number" in allowed and _NUMBER.fullmatch(value):
         return f", and this is a text (write {key.name}={value}, as the shell does of $NAME)"
     if key.name == "local.epochs" and isinstance(value, float):
         return "; for a part of an epoch write local.epochs=null local.steps=K, optimizer steps"
@@ -227,6 +227,7 @@ def _as_reference(key: FoundKey, value: Any, allowed: str) -> str:
 
 
 _NO_MAPPING = ("dict_type", "model_type", "model_attributes_type")
+_NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?")
 _SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
