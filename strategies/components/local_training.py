@@ -45,7 +45,8 @@ def train_locally(
     lr = context.lr
     optimizer.start(context.params, lr)
     backward = partial(_backward, context, sides, options.autocast)
-    correct = partial(_correct, context, sides, options.clip)
+    correcting = [side for side in sides if type(side).correct is not ClientSide.correct]
+    correct = partial(_correct, context, correcting, options.clip)
     taken = dict.fromkeys(context.params, 0)  # steps, by tensor
     total = torch.zeros((), device=next(iter(context.params.values())).device)
     for phase in options.schedule():
@@ -179,14 +180,13 @@ def _backward(
 
 
 def _correct(context: LocalContext, sides: Sequence[ClientSide], clip: float | None) -> None:
-    correcting = [side for side in sides if type(side).correct is not ClientSide.correct]
-    if correcting:
+    if sides:  # those that correct gradients
         grads = {}
         for name, param in context.params.items():
             if param.grad is None:  # unused in this batch; corrections still apply
                 param.grad = torch.zeros_like(param)
             grads[name] = param.grad
-        for side in correcting:
+        for side in sides:
             side.correct(grads, context)
         for param in context.params.values():
             if not param.requires_grad:  # momentum would move it
