@@ -13,3 +13,8 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def flat(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values by their dotted keys; empty mappings are dropped."""
+    return {key: value for key, value in leaves(node) if not isinstance(value, Mapping)}

@@ -336,6 +336,19 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
+def summary_of(folder: Path) -> dict[str, Any]:
+    """Return a run's summary.json, empty while it has none."""
+    return read_summary(folder) if (folder / SUMMARY).exists() else {}
+
+
+def read_summary_or_empty(folder: Path) -> dict[str, Any]:
+    """Return a run's summary.json, empty if it cannot be read."""
+    try:
+        return read_summary(folder)
+    except (OSError, ValueError):
+        return {}
+
+
 def read_counts(folder: Path) -> dict[str, Any]:
     """Return class names, counts and the number of clients, or the error that prevents them."""
     try:

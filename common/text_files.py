@@ -101,7 +101,7 @@ def read_json(path: Path, key: str) -> Any:
 
 
 def read_csv(path: Path, key: str, dialect: Dialect | None = None) -> DataFrame:
-    """Return the fields of a CSV file as text; an empty one is missing.
+    """Return the fields of a CSV file as text; an empty one, NA, None and the like are missing.
 
     Its header must name each column once: pandas itself would call columns "a.1" and "Unnamed: 0",
     and take the first column for an index if rows have more fields than the header.

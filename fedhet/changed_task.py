@@ -11,7 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fedhet.common.errors import ConfigError
-from fedhet.load_run import label_metadata_of, recipe_of, summary_of, task_of
+from fedhet.common.results import summary_of
+from fedhet.load_run import label_metadata_of, recipe_of, task_of
 from fedhet.tasks import AnyTask
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.table_task import PUBLIC_COLUMNS

@@ -118,7 +118,8 @@ def main(early: EarlyServer | None = None) -> None:
         try:
             _hydra_main()
         except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
-            if isinstance(error, ValueError) and not str(error).startswith(NO_OPTION):
+            known = isinstance(error, OmegaConfBaseException) or str(error).startswith(NO_OPTION)
+            if isinstance(error, ValueError) and not known:
                 raise  # a bug of ours
             raise explain_words(error, sys.argv[1:]) from None
         finally:

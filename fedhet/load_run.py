@@ -18,7 +18,7 @@ from fedhet.client_app.state import ClientState, grouped
 from fedhet.common.checksums import CLIENT_STATE, MODEL, require_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.files import expanded
-from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, read_summary
+from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, summary_of
 from fedhet.conf import method_name, plain_part
 from fedhet.conf.build import strategy_parts
 from fedhet.conf.trust import require_trust
@@ -62,11 +62,6 @@ def recipe_of(folder: Path) -> DictConfig:
     found = OmegaConf.create(recipe)
     require_trust(folder, found, summary, f"{_TRUST} if you trust whoever made the folder")
     return found
-
-
-def summary_of(folder: Path) -> dict[str, Any]:
-    """Return a run's summary.json, empty while it has none."""
-    return read_summary(folder) if (folder / SUMMARY).exists() else {}
 
 
 def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> AnyTask:
@@ -249,7 +244,7 @@ def _model_path(folder: Path, best: bool) -> Path:
     if best and not path.is_file():
         raise ConfigError(f"{folder} has no {BEST}: runs keep one with checkpoint.best=true")
     if not path.is_file():
-        summary = read_summary(folder) if (folder / SUMMARY).exists() else {}
+        summary = summary_of(folder)
         if there := summary.get("server_folder"):
             raise ConfigError(
                 f"{folder} has no {MODEL_FILE}: it is in {there} at the server; the run's command "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
 from omegaconf import DictConfig
@@ -15,7 +15,41 @@ from omegaconf import DictConfig
 from fedhet.common.errors import ConfigError
 
 
-def with_natural_clients(recipe: DictConfig, words: Sequence[str]) -> list[str]:
+def counted_elsewhere(recipe: DictConfig) -> int | None:
+    """Count in another process: this one will fork, and reading a table starts threads."""
+    kind = "fork" if sys.platform == "linux" else "spawn"
+    context = multiprocessing.get_context(kind)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send_count, args=(recipe, theirs))  # type: ignore[attr-defined]
+    process.start()
+    theirs.close()
+    try:
+        found: int | None = ours.recv()
+    except EOFError:  # it was killed
+        found = None
+    process.join()
+    return found
+
+
+def _send_count(recipe: DictConfig, connection: Connection) -> None:
+    connection.send(counted(recipe))
+
+
+def counted(recipe: DictConfig) -> int | None:
+    """Return how many clients the data of a recipe name; None if they do not."""
+    from fedhet.server_app.assembly import task_of
+
+    try:
+        return task_of(recipe).num_natural_clients
+    except (ConfigError, OSError):  # the run itself will say what is wrong with the data
+        return None
+
+
+def with_natural_clients(
+    recipe: DictConfig,
+    words: Sequence[str],
+    count: Callable[[DictConfig], int | None] = counted_elsewhere,
+) -> list[str]:
     """Set the recipe's number of clients to that of the data, if it is smaller.
 
     Returns:
@@ -27,34 +61,8 @@ def with_natural_clients(recipe: DictConfig, words: Sequence[str]) -> list[str]:
     natural = recipe.partition.name == "natural" and recipe.runtime.simulation
     if typed or not tells or not natural:
         return list(words)
-    count = _counted_elsewhere(recipe)
-    if count is None or count >= int(recipe.clients):
+    found = count(recipe)
+    if found is None or found >= int(recipe.clients):
         return list(words)
-    recipe.clients = count
-    return [*words, f"clients={count}"]
-
-
-def _counted_elsewhere(recipe: DictConfig) -> int | None:
-    """Count in another process: this one will fork, and reading a table starts threads."""
-    kind = "fork" if sys.platform == "linux" else "spawn"
-    context = multiprocessing.get_context(kind)
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_count, args=(recipe, theirs))  # type: ignore[attr-defined]
-    process.start()
-    theirs.close()
-    try:
-        found: int | None = ours.recv()
-    except EOFError:  # the run itself will say what is wrong with the data
-        found = None
-    process.join()
-    return found
-
-
-def _count(recipe: DictConfig, connection: Connection) -> None:
-    from fedhet.server_app.assembly import task_of
-
-    try:
-        found = task_of(recipe).num_natural_clients
-    except (ConfigError, OSError):
-        found = None
-    connection.send(found)
+    recipe.clients = found
+    return [*words, f"clients={found}"]

@@ -5,13 +5,19 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.common.metrics import measured_where, shown_metrics
-from fedhet.common.results import BY_CLIENT, COMPLETED, DIVERGED, Row, read_counts, read_summary
+from fedhet.common.results import (
+    BY_CLIENT,
+    COMPLETED,
+    DIVERGED,
+    Row,
+    read_counts,
+    read_summary_or_empty,
+)
 from fedhet.report.names import method_title, plain
 
 if TYPE_CHECKING:
@@ -57,7 +63,7 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    counted, summary = read_counts(path.parent), _summary(path.parent)
+    counted, summary = read_counts(path.parent), read_summary_or_empty(path.parent)
     title = _title(summary) or title
     values = {name: v for row in rows for name, v in row.items() if v is not None}
     where = measured_where(values)
@@ -156,12 +162,6 @@ def _partition_panel(
     axes.spines[:].set_color("#b8c0cc")
     bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
     bar.ax.tick_params(colors=_INK, labelsize=8)
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        return read_summary(folder)
-    return {}
 
 
 def _title(summary: Mapping[str, Any]) -> str:

@@ -14,8 +14,9 @@ import pandas as pd
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import expanded
-from fedhet.common.results import COMPLETED, METRICS, SUMMARY, read_rows, read_summary
+from fedhet.common.results import COMPLETED, METRICS, read_rows, summary_of
 from fedhet.conf import compose_overrides, plain_part, quoted
+from fedhet.natural_clients import counted, with_natural_clients
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.tasks import build_task
@@ -48,8 +49,7 @@ def run(*overrides: str, results_dir: str | Path | None = None) -> RunResult:
 
     Raises:
         ConfigError: for a recipe that cannot run.
-        LaunchError: if the run has failed or diverged; the message ends with the last lines it
-            printed.
+        LaunchError: if the run has failed or diverged; the message ends with what it said.
     """
     _require_words(overrides)
     compose_overrides(tuple(overrides))
@@ -62,7 +62,7 @@ def run(*overrides: str, results_dir: str | Path | None = None) -> RunResult:
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, preexec_fn=end_with_parent
     )
-    summary = read_summary(folder) if (folder / SUMMARY).exists() else {}
+    summary = summary_of(folder)
     if done.returncode or summary.get("status") != COMPLETED:
         said = (done.stderr or done.stdout).strip()
         raise LaunchError(f"fedhet {' '.join(words)} ended with code {done.returncode}:\n{said}")
@@ -82,7 +82,8 @@ def partition(*overrides: str) -> pd.DataFrame:
         ConfigError: for a wrong recipe, or one whose clients are the nodes of a deployment.
     """
     _require_words(overrides)
-    recipe = compose_overrides(tuple(overrides))
+    recipe = compose_overrides(tuple(overrides)).copy()  # a composed recipe is shared
+    with_natural_clients(recipe, overrides, counted)  # a notebook has threads: no fork
     if not recipe.clients:
         raise ConfigError("clients=0 takes the number from the connected SuperNodes: set clients")
     parts = plain_part(recipe, "task"), plain_part(recipe, "partition")

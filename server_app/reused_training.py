@@ -10,7 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.checksums import CLIENT_MODELS, read_label, require_label
 from fedhet.common.errors import ConfigError
-from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
+from fedhet.common.nested import flat
+from fedhet.common.results import CONFIG, read_config, summary_of
 from fedhet.conf import build_part, config_yaml
 from fedhet.conf.build import strategy_parts
 from fedhet.conf.trust import require_trust
@@ -34,7 +35,7 @@ def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: 
             f"{KEY}={folder} does not hold config.yaml and {FILE}: name the folder of a finished "
             "run with checkpoint.client_models=true"
         )
-    summary = read_summary(folder) if (folder / SUMMARY).exists() else {}
+    summary = summary_of(folder)
     theirs = OmegaConf.create(read_config(folder, summary))
     assert isinstance(theirs, DictConfig)
     require_trust(folder, theirs, summary, f"set {KEY} to a run of your own")
@@ -77,7 +78,7 @@ def _training(recipe: DictConfig) -> dict[str, Any]:
     for key in keys:
         value = OmegaConf.select(recipe, key)
         plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        found |= _flat(key, plain)
+        found |= flat({key: plain})
     return {key: value for key, value in found.items() if key not in _ASIDE}
 
 
@@ -97,9 +98,3 @@ def _client_sides(recipe: DictConfig) -> Mapping[str, ClientSide]:
 def _attack(recipe: DictConfig) -> Attack | None:
     attack: Attack | None = build_part(recipe, "attack", classifier_tensors=0)
     return attack
-
-
-def _flat(key: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {key: value}
-    return {k: v for name, part in value.items() for k, v in _flat(f"{key}.{name}", part).items()}

@@ -8,11 +8,11 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
+from fedhet.common.nested import flat
 from fedhet.conf import compose_overrides, config_yaml, method_name
 from fedhet.conf.experiments import experiment_files, read_experiment
 from fedhet.conf.mistakes import groups, options_of
 from fedhet.report.published_tables import Paper, read_paper, selects
-from fedhet.report.run_data import flat
 
 EXPERIMENTS = experiment_files()
 METHODS = set(options_of("strategy"))

@@ -19,9 +19,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from fedhet.common.flower.line import NEWEST, OLDEST
+from fedhet.common.nested import flat
 from fedhet.conf import PACKAGES, compose
 from fedhet.conf.experiments import experiment_files
-from fedhet.report.run_data import flat
 from fedhet.tools.new import TEMPLATE
 from tests.test_imports import imported
 

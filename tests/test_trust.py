@@ -115,10 +115,15 @@ def test_every_command_that_loads_a_run_asks_for_trust(tmp_path, capsys, monkeyp
     (folder / "config.yaml").write_text(text := yaml.safe_dump(recipe))
     write_summary(folder, {**summary, "config_sha256": text_sha256(text)})  # all checksums fit
     monkeypatch.setattr("os.system", lambda **_: pytest.fail("it was called"))
-    commands = (evaluate_main, export_main, conformal_main)
-    for main, words in product(commands, ([], ["--trust"])):
+    commands = (
+        (evaluate_main, []),
+        (evaluate_main, ["--by-site"]),
+        (export_main, []),
+        (conformal_main, []),
+    )
+    for (main, given), words in product(commands, ([], ["--trust"])):
         with pytest.raises(SystemExit):
-            main([str(folder), *words])
+            main([str(folder), *given, *words])
         assert "task.model=os:system" in capsys.readouterr().err
 
 

@@ -31,7 +31,8 @@ class Measured:
     """What was measured by site: a line of the page, and its runs over the seeds."""
 
     label: str
-    figures: Sequence[SiteFigures]  # of the same sites, one a seed
+    figures: Sequence[SiteFigures]  # of the same sites, one a seed; or of the first seed alone
+    runs: int = 1  # how many seeds there are
 
     @property
     def first(self) -> SiteFigures:
@@ -49,7 +50,9 @@ class Measured:
 def by_site(layout: Layout) -> list[Block]:
     """Return the part by site of the runs that have figures; nothing if no run has any."""
     found = [
-        Measured(cell.name, figures) for cell in layout.measured if (figures := _aligned(cell.runs))
+        Measured(cell.name, figures, len(cell.runs))
+        for cell in layout.measured
+        if (figures := _aligned(cell.runs))
     ]
     return site_blocks(found)
 
@@ -160,11 +163,15 @@ def _caption(group: Sequence[Measured], metric: str, known: int, shown: int) -> 
     else:
         words[0] += ", on examples that no site trained on."
     words += dict.fromkeys(_WORDS[one.first.model] for one in group if one.first.model in _WORDS)
+    changed = [" ".join(one.first.task) for one in group if one.first.task]
+    words += [f"With --task {given}." for given in dict.fromkeys(changed)]
     if any(one.first.own for one in group):
         words.append("Own models: each site's model on its own examples.")
     seeds = {len(one.figures) for one in group}
     if seeds != {1}:
         words.append(f"Mean ± sample standard deviation over {listed(map(str, seeds))} seeds.")
+    if any(len(one.figures) == 1 < one.runs for one in group):
+        words.append("The first seed's, since each seed has other sites or no figures by site.")
     if shown < known:
         words.append(f"The {shown} lowest of {known} sites are shown; the next table has all.")
     return " ".join(words)
@@ -260,7 +267,7 @@ def _answers(one: Measured, decisions: Decisions) -> list[Table]:
     caption = (
         f"{one.label}: the confusion matrix, how many examples of each class (row) got which "
         "answer (column), all sites together. The shared model answers with the most probable "
-        "class."
+        f"class.{_of_first(one)}"
     )
     tables = [Table(counts, caption)]
     if decisions.threshold is not None and any(decisions.at_threshold):
@@ -292,9 +299,13 @@ def _thresholds(one: Measured, decisions: Decisions) -> Table:
         "on the other sites' examples, so no example is counted that has chosen its threshold. "
         f"Sensitivity: of the examples that are {positive}, the share that was found. Specificity: "
         f"of the examples that are {negative}, the share that was recognised as such. For a new "
-        f"site, the examples of all sites choose {decisions.threshold:.3f}."
+        f"site, the examples of all sites choose {decisions.threshold:.3f}.{_of_first(one)}"
     )
     return Table(pd.DataFrame(columns), caption)
+
+
+def _of_first(one: Measured) -> str:
+    return " Of the first seed." if one.runs > 1 else ""
 
 
 # ---- numbers -------------------------------------------------------------------------------------

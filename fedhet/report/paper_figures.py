@@ -17,7 +17,6 @@ from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.run_data import Run
 
-ROOT = Path(__file__).resolve().parents[2]  # where fedhet lies, and reproductions in a clone
 Partitions = Sequence[Partition]
 Say = Callable[[str], None]
 

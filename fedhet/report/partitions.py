@@ -22,14 +22,15 @@ MOST_PARTITIONS = 12
 TITLE_KEYS = ("alpha", "classes", "shards_per_client", "min_size", "seed")
 MOST_NUMBERED = 250  # cells with room for their count
 _IRRELEVANT = (  # keys of the task that leave the partition as it is
-    "model head_bias stem mean std flip crop_padding crop_probability test_size classifier_tensors"
+    "model model_options head_bias head_init stem classifier classifier_tensors lora loss "
+    "class_weights mean std flip crop_padding crop_padding_mode crop_probability test_size"
 ).split()
 Counts = NDArray[np.int64]  # (N, C)
 
 
 def with_partitions(data: ReportData) -> ReportData:
     """Return the data with who holds which classes, of those runs whose partition it lacks."""
-    settings = [partition.settings for partition in data.partitions]
+    settings = [_deciding(partition.settings) for partition in data.partitions]
     found = [(p, run) for p, run in partitions_of(data.runs) if p.settings not in settings]
     counted = [_counted(partition, run) for partition, run in found[:MOST_PARTITIONS]]
     reason = f"only the first {MOST_PARTITIONS} partitions are shown"
@@ -56,7 +57,7 @@ def partitions_of(runs: Sequence[Run]) -> list[tuple[Partition, Run]]:
 def partition_of(run: Run, partitions: Sequence[Partition]) -> Partition | None:
     """Return the partition of the run's recipe and seed; None if it is not among these."""
     wanted = _without(_settings(run), *FOLDER_KEYS)
-    found = (p for p in partitions if _without(p.settings, *FOLDER_KEYS) == wanted)
+    found = (p for p in partitions if _without(_deciding(p.settings), *FOLDER_KEYS) == wanted)
     return next(found, None) if wanted else None
 
 
@@ -74,13 +75,17 @@ def _settings(run: Run) -> dict[str, Any]:
     """Return the settings that decide the run's partition; empty if they are unknown."""
     if not {"task.name", "partition.name"} <= set(run.settings):
         return {}
-    kept = {
+    return _deciding({"clients": None, **run.settings, "seed": run.seed})
+
+
+def _deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         key: value
-        for key, value in run.settings.items()
+        for key, value in settings.items()
         if (key.startswith("partition.") and key != "partition.unseen")
         or (key.startswith("task.") and key.split(".")[1] not in _IRRELEVANT)
+        or key in ("clients", "seed")
     }
-    return {**kept, "clients": run.settings.get("clients"), "seed": run.seed}
 
 
 def _uncounted(settings: Mapping[str, Any]) -> Partition:

@@ -16,9 +16,10 @@ from pydantic import (
 )
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.nested import flat
 from fedhet.report.layout import Cell, Layout, Published, split_row
 from fedhet.report.names import method_title
-from fedhet.report.run_data import Run, flat
+from fedhet.report.run_data import Run
 from fedhet.report.statistics import LATE_EVALUATIONS, NAMES, TO_TARGET, Figure, percent
 
 Keys = Annotated[dict[str, Any], BeforeValidator(lambda node: flat(node))]  # they select runs

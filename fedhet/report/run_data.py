@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedhet.common.files import subfolders
 from fedhet.common.metrics import own_names
+from fedhet.common.nested import flat
 from fedhet.common.results import (
     BY_CLIENT,
     COMPLETED,
@@ -38,7 +39,7 @@ from fedhet.report.site_data import SiteFigures, read_site_figures
 
 UNFINISHED = "unfinished"  # it has no summary.json, or other files than that says
 RUNNING = "running"  # the same while it goes on, as a live page has it
-NOT_SEARCHED = ("checkpoints", "client_state", "report", "replaced")
+NOT_SEARCHED = ("checkpoints", "client_state", "report")
 MOST_REFUSALS = 5
 SIGNIFICANT_DIGITS = 6
 DISTRUST = ("left_out", "down_weighted", "standing_out")  # of a row: ids, or values by id
@@ -152,7 +153,7 @@ def find_runs(folder: Path, seen: set[Path] | None = None) -> Iterator[Path]:
 
 
 def _job_number(path: Path) -> tuple[int, str]:
-    """Sort Hydra's job folders by their number: 10_... after 9_..."""
+    """Sort the cells of fedhet-tune, and Hydra's own job folders, by number: 10_... after 9_..."""
     number = path.name.partition("_")[0]
     return (int(number) if number.isdigit() else -1, path.name)
 
@@ -244,15 +245,6 @@ def _distrusted(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
         counts = Counter(str(client) for row in rows for client in row.get(name) or ())
         if counts:
             found[name] = dict(sorted(counts.items(), key=lambda one: (-one[1], int(one[0]))))
-    return found
-
-
-def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested mapping as one with dotted keys; empty mappings are dropped."""
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        name = f"{prefix}{key}"
-        found |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
     return found
 
 

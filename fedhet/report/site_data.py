@@ -57,6 +57,7 @@ class SiteFigures:
     model: str = NEW
     trained_on: bool = False  # nothing is held out: models are evaluated on what they train on
     parameters_sha256: str = ""  # of the shared model
+    task: Sequence[str] = ()  # changes of the run's task for the evaluation, such as path=/data/new
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SiteFigures:
@@ -64,8 +65,8 @@ class SiteFigures:
         decisions = content.get("decisions")
         sites = tuple(Site(**site) for site in content["sites"])
         found = Decisions(**decisions) if decisions else None
-        models = tuple(content["models"])
-        return cls(**{**content, "sites": sites, "models": models, "decisions": found})
+        kept = {key: tuple(content.get(key, ())) for key in ("models", "task")}
+        return cls(**{**content, **kept, "sites": sites, "decisions": found})
 
     def save(self, folder: Path) -> None:
         """Write the figures into a run's folder."""

@@ -24,6 +24,7 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from fedhet import signals
 from fedhet.common.cpus import usable_cpus
+from fedhet.common.errors import DamagedFileError
 from fedhet.common.results import FAILED, METRICS, read_rows
 from fedhet.plot import warm_up
 from fedhet.runtimes.local.run import import_apps
@@ -121,7 +122,7 @@ class _Job:
         """Return whether the job has begun, and a round of it was short."""
         if not self._has_short_rounds:
             for report in self._reports():
-                with suppress(OSError):
+                with suppress(OSError, DamagedFileError):
                     rows = read_rows(self._folder.path / report.folder / METRICS)
                     seconds = [row["seconds"] for row in rows if row.get("seconds") is not None]
                     self._has_short_rounds = min(seconds, default=1.0) < _SHORT_SECONDS

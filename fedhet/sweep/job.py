@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,24 @@ from omegaconf import DictConfig, read_write
 
 from fedhet import signals
 from fedhet.common.cpus import usable_cpus
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.metrics import METRICS, OWN, figures_of
-from fedhet.common.results import COMPLETED, DIVERGED, FAILED, LOG, STOPPED, write_end
+from fedhet.common.results import (
+    COMPLETED,
+    DIVERGED,
+    FAILED,
+    LOG,
+    STOPPED,
+    read_summary_or_empty,
+    write_end,
+)
 from fedhet.conf import identity, plain_part, words_of
 from fedhet.conf.schema import FIGURES
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep import job_folder as job_folder  # gives Hydra ${job_folder:}
 from fedhet.sweep import resource_slots, session
-from fedhet.sweep.resume import FolderTaken, Plan, make_ready, plan_for, read_summary_or_empty
+from fedhet.sweep.resume import FolderTaken, Plan, make_ready, plan_for
 from fedhet.sweep.shutdown import end_with_launcher, launcher_is_gone, mark
 from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
 
@@ -77,7 +85,8 @@ class _Attempt:
                     status = STOPPED  # its processes may have been ended before it was asked to
                 self._report_status(status=status, error=reason, ended=time.time())
                 if self._folder.exists() and not isinstance(error, FolderTaken):
-                    write_end(self._folder, identity(self._recipe), status, reason)
+                    with suppress(DamagedFileError):  # which is the reason, then
+                        write_end(self._folder, identity(self._recipe), status, reason)
             except BaseException:  # Ctrl-C, SIGTERM: --resume continues it
                 self._report_status(status=STOPPED, ended=time.time())
                 raise

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedhet.common.errors import DamagedFileError
 from fedhet.common.results import METRICS, read_rows
 from fedhet.progress import score
 from fedhet.sweep.resume import key_of
@@ -91,13 +93,11 @@ class SweepFollower:
             rounds, failures = int(figures.get("rounds", -1)), int(figures.get("failures", 0))
             return Job(report, words, rounds, score(figures), failures)
         path = self._folder.path / report.folder / METRICS
-        try:
-            status = path.stat()
-        except OSError:
-            return Job(report, words)
-        if report.status == "waiting":  # an earlier call wrote the rows
-            return Job(report, words)
-        return Job(report, words, **_latest(path, status.st_mtime_ns, status.st_size))
+        with suppress(OSError, DamagedFileError):  # the job itself says what is wrong
+            if report.status != "waiting":  # else an earlier call wrote the rows
+                status = path.stat()
+                return Job(report, words, **_latest(path, status.st_mtime_ns, status.st_size))
+        return Job(report, words)
 
 
 @lru_cache(maxsize=256)
@@ -118,7 +118,7 @@ def shortened(word: str) -> str:
     name = key.lstrip("+").rpartition(".")[2]
     name = key.lstrip("+") if name == "seed" else name  # partition.seed is another one
     try:
-        value = f"{float(value):.4g}" if len(value) > 6 else value
+        value = f"{float(value):.4g}" if len(value) > 6 and not value.isdigit() else value
     except ValueError:
         pass
     return value if name in _NAMED_BY_VALUE else f"{name}={value}"

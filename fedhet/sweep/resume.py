@@ -17,7 +17,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.checksums import read_label
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.results import COMPLETED, DIVERGED, LOG, METRICS, read_rows, read_summary
+from fedhet.common.results import (
+    COMPLETED,
+    DIVERGED,
+    LOG,
+    METRICS,
+    read_rows,
+    read_summary_or_empty,
+)
 from fedhet.conf import HASHED_PATHS, fingerprint, plain_part, quoted, resume_fingerprint
 from fedhet.runtimes.deployment.run_record import read_record
 from fedhet.server_app.listeners.stopping import EarlyStopping, why_ended
@@ -175,14 +182,6 @@ def make_ready(folder: Path, plan: Plan) -> None:
             shutil.rmtree(path)
         elif path.name != LOG:
             path.unlink()
-
-
-def read_summary_or_empty(folder: Path) -> Mapping[str, Any]:
-    """Return the summary.json of a results directory, empty if it cannot be read."""
-    try:
-        return read_summary(folder)
-    except (OSError, ValueError):
-        return {}
 
 
 def _with_absolute_paths(recipe: DictConfig) -> DictConfig:

@@ -1,1 +1,1 @@
-"""Commands beside `fedhet`: evaluate, export, partition, tune, conformal."""
+"""Commands beside `fedhet`."""

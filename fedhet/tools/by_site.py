@@ -11,8 +11,8 @@ from torch import nn
 from fedhet.changed_task import changed_task, require_same_examples
 from fedhet.common.decisions import MOST_CLASSES, Decisions, counts_of, decisions_of
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.results import METRICS, Row, read_rows
-from fedhet.load_run import model_of, recipe_of, summary_of
+from fedhet.common.results import METRICS, Row, read_rows, summary_of
+from fedhet.load_run import model_of, recipe_of
 from fedhet.report.site_data import BEST, NEW, Site, SiteFigures, Values
 from fedhet.server_app.parts import STATES
 from fedhet.strategies.base import local_model
@@ -81,6 +81,7 @@ def evaluate_sites(
         model=BEST if best else NEW,
         trained_on=examples.trained_on,
         parameters_sha256=str(about.get("parameters_sha256", "")),
+        task=tuple(words),
     )
 
 

@@ -41,6 +41,7 @@ from fedhet.commands import (
 )
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_file
+from fedhet.common.results import BY_SITE
 from fedhet.conf.metrics import check_metric_words
 from fedhet.conf.trust import trust
 from fedhet.load_run import model_of, recipe_of
@@ -151,13 +152,15 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
     if options.out is not None:  # before the evaluation, which takes long
         writable_file(options.out, "--out ")
     console, errors = table_console(), Console(stderr=True)
+    for _, folder in runs if options.trust else ():
+        trust(folder)
     if options.by_site or options.cross_site:
+        if options.state or options.augmented:
+            raise ConfigError("--by-site and --cross-site take no --state and no --augmented")
         return _evaluate_sites(runs, options, console) and not left_out
     found: list[tuple[Run, ModelFigures]] = []
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)
-        if options.trust:
-            trust(folder)
         try:
             figures = evaluate(
                 folder,
@@ -192,6 +195,7 @@ def _evaluate_sites(
     for run, folder in runs:
         Console(stderr=True).print(f"{run.name} ...", markup=False, highlight=False)
         try:
+            writable_file(folder / BY_SITE, "")  # before the evaluation, which takes long
             figures = evaluate_sites(
                 folder,
                 options.task,

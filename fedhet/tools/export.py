@@ -38,6 +38,7 @@ from fedhet.commands import add_trust, parser_of, reported_errors
 from fedhet.common.checksums import file_sha256
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import replace_file, writable_file
+from fedhet.common.outside import said_by
 from fedhet.common.results import read_summary
 from fedhet.conf import method_name
 from fedhet.conf.trust import trust
@@ -88,9 +89,12 @@ def export(
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch's own, about recurrent layers
         outputs: Tensor = module(examples)
-        program = torch.export.export(
-            module, (examples,), dynamic_shapes=({0: torch.export.Dim("batch")},)
-        )
+        try:
+            program = torch.export.export(
+                module, (examples,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+            )
+        except Exception as error:  # of any kind: it follows the code of task.model
+            raise ConfigError(f"torch.export cannot follow the model: {said_by(error)}") from error
     about: dict[str, Any] = {
         "classes": list(task.class_names),
         "input": {"shape": ["batch", *examples.shape[1:]], "dtype": str(examples.dtype)},

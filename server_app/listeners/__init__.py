@@ -1,7 +1,7 @@
 """What a run does around its rounds: a list of listeners, each a file here.
 
 A :class:`Run <fedhet.server_app.run.Run>` calls ``on_start`` of each before its first round and
-``on_round`` after every round, in the order of the list, and ``on_end`` once, in reverse.
+``on_round`` after every round, in the order of the list, and ``on_end`` at its end, in reverse.
 """
 
 from __future__ import annotations

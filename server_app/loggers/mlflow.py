@@ -42,7 +42,7 @@ class MLflow:
         uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI")
         self._client = self._tracking.MlflowClient(uri or f"sqlite:///{folder / 'mlflow.db'}")
         kept = folder / "run_id"
-        if kept.exists():
+        if run.done is not None and kept.exists():
             self._run_id = kept.read_text(encoding="utf-8")
             self._client.update_run(self._run_id, status="RUNNING")
         else:

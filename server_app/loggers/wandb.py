@@ -34,7 +34,7 @@ class WandB:
         folder = run.folder / "wandb"
         folder.mkdir(exist_ok=True)
         kept = folder / "run_id"
-        if not kept.exists():
+        if run.done is None or not kept.exists():
             save_text(kept, secrets.token_hex(4))
         self._run = self._package.init(
             project=self._project,

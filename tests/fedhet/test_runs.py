@@ -40,6 +40,14 @@ def test_a_list_of_words_is_refused(start):
         start(["task=digits"])
 
 
+def test_a_natural_partition_has_as_many_clients_as_its_column(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("x,y,site\n" + "".join(f"{n},{n % 2},{n % 3}\n" for n in range(60)))
+    words = ["task=tabular", f"task.path={table}", "task.target=y", "task.client_column=site"]
+    counts = fedhet.partition(*words, "partition=natural")
+    assert len(counts) == 3
+
+
 def test_a_run_is_loaded_from_a_folder_in_the_home_folder(home):
     with refused(f"{home}/run/model.safetensors"):
         fedhet.load_weights(nn.Linear(2, 2), "~/run")

@@ -3,7 +3,10 @@
 import csv
 import logging
 import struct
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -214,6 +217,19 @@ def test_wandb_gets_only_the_rounds_it_lacks(step, logged, tmp_path, monkeypatch
     for row in ROWS[1:]:
         logger.log(row)
     assert run.logged == logged
+
+
+def test_wandb_has_another_run_if_the_first_round_comes_again(tmp_path, monkeypatch):
+    """With resume=true and no checkpoint: W&B would keep the first attempt's rounds."""
+    ids = []
+    package = SimpleNamespace(Settings=dict, init=lambda id, **_: ids.append(id))
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    from fedhet.server_app.loggers.wandb import WandB
+
+    first = logged_run(tmp_path)
+    for run in (first, first, replace(first, done=1)):
+        WandB().start(run)
+    assert ids[0] != ids[1] == ids[2]
 
 
 def test_mlflow_of_a_resumed_run_has_every_round_once(tmp_path, monkeypatch):

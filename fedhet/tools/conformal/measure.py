@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from fedhet.changed_task import require_same_examples
 from fedhet.common.errors import ConfigError
 from fedhet.load_run import data_set_task_of, model_of, recipe_of
 from fedhet.tasks import Task
@@ -100,6 +101,7 @@ class RunSets:
 def measure(folder: Path, options: Options) -> RunSets:
     """Measure the sets of the model of the run in a folder."""
     task = data_set_task_of(recipe_of(folder), _IN_THE_RUN)
+    require_same_examples(folder, task, train=options.federated)
     model = model_of(folder, task)
     test = Outputs(*logits_of(model, task.test_data(next(model.parameters()).device)))
     levels = levels_for(test.accuracy, options.alpha)

@@ -116,11 +116,16 @@ def test_seeds_are_averaged_only_where_their_sites_are_the_same(flavour, write_r
         summary = json.loads((folder / "summary.json").read_text())
         summary["parameters_sha256"] = str(seed)
         (folder / "summary.json").write_text(json.dumps(summary))
-        SiteFigures(SITES[:2], {"accuracy": values}, parameters_sha256=str(seed)).save(folder)
+        figures = SiteFigures(
+            SITES[:2], {"accuracy": values}, parameters_sha256=str(seed), task=["path=/data/new"]
+        )
+        figures.save(folder)
         runs.append(read_run(folder, folder.name, 0))
     sites, _ = tables_of(by_site.by_site(automatic_layout(runs)))
     expected = "50.0 ± 14.1" if flavour == "natural" else "40.0"
     assert row_of(sites, "Bern")["FedAvg"].text == expected
+    assert ("first seed" in sites.caption) == (flavour == "dirichlet")
+    assert "--task path=/data/new" in sites.caption
 
 
 def test_figures_come_from_rows_and_those_of_another_model_are_left_out(write_run, tmp_path):

@@ -80,6 +80,9 @@ def test_each_recipe_has_one_partition_of_its_lowest_seed(finished_run, tmp_path
         (tmp_path / CLASS_COUNTS).write_text(json.dumps(damaged))
         assert "cannot be read" in read_counts(tmp_path)["error"]
     assert partitions(runs, first, second) == [first, second]  # known ones stay as they are
+    others = {"lora__share_base": True, "loss": "focal", "head_init": "zeros"}
+    same = [finished_run("flora", 0, **{f"task__{k}": v}) for k, v in others.items()]
+    assert len(partitions(same)) == 1  # they differ in nothing that the partition is made by
     many = [finished_run("fedavg", 0, clients=number) for number in range(MOST_PARTITIONS + 1)]
     assert partitions(many)[-1].error == f"only the first {MOST_PARTITIONS} partitions are shown"
     blocks = partition_blocks([first, second], tmp_path / "report")

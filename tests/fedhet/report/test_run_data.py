@@ -50,7 +50,7 @@ def test_runs_are_found_in_the_order_of_their_numbers(write_run, tmp_path):
     for number in (0, 10, 9, 2):
         write_run(name=f"{number}_fedavg")
     sweep = tmp_path / "sweep"
-    for beside in ("report", "replaced"):  # `--resume` puts a run of another recipe there
+    for beside in ("report", "checkpoints"):
         (sweep / beside).mkdir()
         (sweep / beside / "summary.json").touch()
     (sweep / "log.txt").touch()

@@ -105,5 +105,10 @@ def test_the_progress_of_a_running_job_is_read_from_its_metrics(tmp_path):
     assert (seen.label, seen.share) == ("seed=3 mu=0.1235", 0.1)
     metrics.write_text(metrics.read_text() + 'uracy": 0.5}\n')
     assert follower.snapshot().jobs[0].score == ("accuracy", "50.00 %")
+    metrics.write_bytes(bytes(100) + b"\n" + metrics.read_bytes())  # a damaged disk
+    assert follower.snapshot().jobs[0].round == -1  # the job itself will say what is wrong
+    words = ["seed=20240101"]
+    folder.report(JobReport(0, "0_job", words, "waiting", rounds=10, began=1.0))
+    assert follower.snapshot().jobs[0].label == "seed=20240101"
     folder.report(JobReport(0, "0_fedavg", ["task=digits"], "waiting", rounds=10, began=1.0))
     assert follower.snapshot().jobs[0].label == "0_fedavg"  # no words tell it apart

@@ -209,6 +209,9 @@ def test_a_full_folder_and_an_unknown_option_are_refused_before_the_first_job(tm
     unknown = fedhet(tmp_path, "-m", "strategy=fedavg,fedavgg")
     assert unknown.returncode == 1
     assert "did you mean fedavg" in unknown.stderr
+    unset = fedhet(tmp_path, "-m", "seed=1,2", "hydra.sweep.dir=${oc.env:NOBODY_SETS_IT}/x")
+    assert "'NOBODY_SETS_IT' not found" in unset.stderr
+    assert "Traceback" not in unset.stderr
     together = fedhet(tmp_path, "-m", "clients=3,5", "min_replies=2,4")
     assert re.search(r"job #1 \(clients=3 min_replies=4\): min_replies=4, .* 3 or", together.stderr)
     assert (together.returncode, together.stdout, len(together.stderr.splitlines())) == (1, "", 1)

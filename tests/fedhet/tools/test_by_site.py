@@ -84,6 +84,8 @@ def test_what_cannot_be_evaluated_by_site_is_refused(fedavg_run, tmp_path, refus
     assert written["name"] == "run"
     kept = json.loads((folder / BY_SITE).read_text())
     assert kept["shared"] == written["shared"]
+    for words in (["--augmented", "2"], ["--state", "none.safetensors"]):
+        assert words[0] in refused(main, folder, "--by-site", *words)
 
 
 @pytest.mark.slow

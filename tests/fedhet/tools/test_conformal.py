@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from fedhet.common.results import read_summary, write_summary
 from fedhet.report.blocks import Table
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import Run
@@ -48,7 +49,7 @@ def test_tables_have_the_mean_and_spread_over_the_splits(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_writes_table_plot_and_data_of_finished_runs(tmp_path, capsys):
+def test_it_writes_table_plot_and_data_of_finished_runs(tmp_path, capsys, refused):
     whole = ["task.train_size=null", "task.test_size=null"]  # coverage is of hundreds of scores
     words = [*TINY, *whole, "partition.holdout=0.2", "partition=iid"]
     run_recipe(tmp_path, *words)
@@ -64,3 +65,7 @@ def test_it_writes_table_plot_and_data_of_finished_runs(tmp_path, capsys):
     assert np.mean([row[place] for row in first["coverage"]]) == pytest.approx(0.9, abs=0.05)
     assert run["sketched"]["RAPS"]["calibration"] > 150  # at the clients
     assert "coverage" in capsys.readouterr().out
+    summary = read_summary(tmp_path)
+    summary["data"]["test"]["sha256"] = "another"
+    write_summary(tmp_path, summary)
+    assert "the test set has changed" in refused(main, tmp_path)

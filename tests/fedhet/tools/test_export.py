@@ -17,7 +17,7 @@ from fedhet.tasks import tabular
 from fedhet.tasks.table_columns import described_inputs
 from fedhet.tasks.tables import read_table
 from fedhet.tools.export import export, main
-from tests.recipes import run_recipe
+from tests.recipes import TINY, run_recipe
 
 pytestmark = pytest.mark.slow  # nearly every test needs a run
 
@@ -30,6 +30,16 @@ raw = torch.from_numpy(numpy.load("raw.npy"))
 numpy.save("probabilities.npy", program(raw).detach().numpy())
 assert not {"tasks", "strategies", "conf"} & set(sys.modules), "fedhet was imported"
 print(about["about.json"])
+"""
+
+BRANCHING = """
+from torch import nn
+class Branching(nn.Sequential):
+    def forward(self, x):
+        y = super().forward(x)
+        return -y if y.sum() > 0 else y
+def network(num_classes):
+    return Branching(nn.Flatten(), nn.Linear(64, num_classes))
 """
 
 
@@ -129,6 +139,13 @@ def test_a_regression_is_exported_in_the_unit_of_its_targets(regression_run, tmp
     task = task_of(recipe_of(folder), label_metadata_of(folder))
     torch.testing.assert_close(values, model_of(folder, task)(scaled)[1])
     assert (values - torch.tensor([[300.0], [360.0], [418.0]])).abs().max() < 100
+
+
+def test_a_model_that_torch_cannot_follow_is_refused(tmp_path, monkeypatch, refused):
+    (tmp_path / "branching.py").write_text(BRANCHING)
+    monkeypatch.syspath_prepend(tmp_path)
+    run_recipe(tmp_path / "run", *TINY, "rounds=1", "task.model=branching:network")
+    assert "torch.export cannot follow" in refused(main, tmp_path / "run", "--out", tmp_path / "m")
 
 
 def test_what_cannot_be_exported_is_refused(fedavg_run, fedper_run, tmp_path, refused):
