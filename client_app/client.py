@@ -290,8 +290,8 @@ class FederatedClient(NumPyClient):
 
         "personal-test-loss" and "personal-test-accuracy" are on the global test set, if there is
         one; "personal-accuracy" is on the held-out examples, or else on the global test set with
-        its classes weighted as in this client's examples. A model that does not classify has only
-        the loss.
+        its classes weighted as in this client's examples. A model that does not classify has no
+        accuracy.
         """
         scores: dict[str, Scalar] = {}
         shared = self.shared
@@ -299,8 +299,8 @@ class FederatedClient(NumPyClient):
             _, accuracy = self._evaluate(self.held_out)
             scores |= {**_accuracy("personal-accuracy", accuracy), **self._measured("personal-")}
         if (test_data := shared.test_data) is not None and not classifies(shared.model):
-            loss, _ = evaluate_model(shared.model, test_data, shared.loss)
-            scores["personal-test-loss"] = loss
+            loss, _ = self._evaluate(test_data)
+            scores |= {"personal-test-loss": loss, **self._measured("personal-test-")}
         elif test_data is not None:
             classes, metrics = self.data.num_classes, shared.metrics
             loss, accuracy, by_class = class_accuracies(

@@ -25,6 +25,7 @@ from fedhet.common.configured import Configured, shown
 from fedhet.common.decisions import CONFUSION
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Count, Delta, Positive, Says, Text
+from fedhet.common.metrics import row_name
 from fedhet.common.outside import is_name
 from fedhet.conf import FOLDER, build_part, catalogue, compose_overrides, fingerprint, plain_part
 from fedhet.conf.build import strategy_parts
@@ -44,7 +45,8 @@ _RESOLVER = re.compile(r"\$\{[\w.]+:")
 
 
 def _span(text: str) -> str:
-    _times(text)  # ValueError: they are none
+    if any(one.tzinfo for one in _times(text)):  # ValueError: they are none
+        raise ValueError("the site's clock has no zone")
     return text
 
 
@@ -320,7 +322,7 @@ def forbidden_by_message(rules: Policy, message: Message, recipe: DictConfig) ->
     for record in (COLUMNS, CALIBRATE, CONFUSION):
         if kind == f"{MessageType.QUERY}.{record}":
             yield from forbidden_payloads(rules, [record])
-    measured = ("loss", "accuracy", *recipe.evaluation.metrics)
+    measured = ("loss", "accuracy", *map(row_name, recipe.evaluation.metrics))
     if kind == MessageType.EVALUATE and not any(matches(one, rules.metrics) for one in measured):
         yield line("an evaluation", rules, "metrics")
     round = int(config_of(message).get("round", 0))

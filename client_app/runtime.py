@@ -155,6 +155,9 @@ class ClientRuntime:
         known, examples = self._examples.get(client_id, (None, None))
         if examples is not None and known == content:
             return examples
+        if examples is not None:  # of the folder as it was
+            del self._examples[client_id]
+            self._cached_bytes -= sum(part.num_bytes for part in examples if part is not None)
         data, held_out = self.task.client_data(
             client_id, self.device, channels_last=self.channels_last, site_folder=site_folder
         )

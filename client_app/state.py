@@ -46,7 +46,7 @@ def require_state(state: Mapping[str, Mapping[str, Tensor]]) -> ClientState:
                 f"{' with other values than tensors' if plain else ''}: what a client side keeps "
                 'is tensors by name, such as {"count": torch.zeros(1)}'
             )
-    return dict(state)
+    return {name: kept for name, kept in state.items() if kept}  # a file has no empty ones
 
 
 def grouped(tensors: Mapping[str, Tensor]) -> ClientState:

@@ -60,6 +60,7 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     _check_policy(values)
     _check_attack(values)
     _check_system(values)
+    _check_ranks(values)
 
 
 def without_effect(words: Iterable[str], recipe: DictConfig) -> list[str]:
@@ -322,4 +323,15 @@ def _check_attack(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"attack {name} makes clients of this run hostile on purpose, and attack.allow=false: "
             "set attack.allow=true if you mean it, or attack=none"
+        )
+
+
+def _check_ranks(values: Mapping[str, Any]) -> None:
+    """Refuse clients' adapters of a higher rank than the model's."""
+    ranks = values["strategy"].get("flora", {}).get("ranks") or [0]
+    lora = values["task"].get("lora")
+    if lora and max(ranks) > lora["r"]:
+        raise ConfigError(
+            f"strategy.flora.ranks={ranks}: a client's rank is at most task.lora.r={lora['r']}: "
+            "set that higher, or the ranks lower"
         )

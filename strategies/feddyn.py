@@ -21,8 +21,8 @@ not H. By default the participants' mean x + Delta is evaluated, as in the relea
 ``strategy/output=latest`` evaluates the x that is sent next. The released code divides alpha by n_i
 / mean_j n_j, and puts alpha y into the weight decay, so clipping does not see that term.
 
-A client that loses its h_i starts at zero again, with a warning. FedPVR's code and FedDyn's
-CIFAR-10 example have alpha .01, FL-Simulator .1.
+If a client loses its h_i, H and all h_i start at zero again, with a warning. FedPVR's code and
+FedDyn's CIFAR-10 example have alpha .01, FL-Simulator .1.
 """
 
 from __future__ import annotations

@@ -56,7 +56,12 @@ class FedExLoRA(Method):
     replaces = frozenset({"aggregator", "phases", "server_optimizer"})
     settings = SHARED_BASE
     requires = MappingProxyType(
-        {"task.lora.share_base": True, "strategy.aggregator": None, "server.lr": 1.0}
+        {
+            "task.lora.share_base": True,
+            "strategy.aggregator": None,
+            "strategy.server_optimizer": None,
+            "server.lr": 1.0,
+        }
     )
 
     def parts(self) -> Parts:

@@ -107,8 +107,7 @@ class ControlVariateClient(ClientSide):
         """Keep c_i+ in the client state and send c_i+ - c_i."""
         by_gradient = self.option == "I"
         new = self._from_gradient(context) if by_gradient else self._from_drift(context, summary)
-        if new:  # of no tensor, there is nothing to lose
-            context.state[CONTROL_VARIATE] = new
+        context.state[CONTROL_VARIATE] = new
         return {DELTA: subtract(new, self.local)}
 
     def after_sending(self, reply: Reply, state: dict[str, Tensors]) -> None:
@@ -150,8 +149,9 @@ class ControlVariateServer(ServerSide):
         self.control_variate: dict[str, Tensor] = {}
 
     def init(self, params: Tensors) -> None:
-        """Start c at zero on the selected tensors; an empty selection is an error."""
-        self.control_variate = zeros_like({n: params[n] for n in self.layers.select(params)})
+        """Start c at zero on the selected tensors; only ``all`` may select none."""
+        names = params if self.layers.spec == "all" else self.layers.select(params)
+        self.control_variate = zeros_like({n: params[n] for n in names})
 
     def broadcast(self, client_id: int) -> Payloads:
         """Send c."""

@@ -16,6 +16,7 @@ from tests.adapted import LORA
 from tests.recipes import TINY, overrides, run_recipe
 from tests.refused import refused
 
+SECURE = "strategy.secure_aggregation"
 TOGETHER = [
     (["target_accuracy=0.9", "evaluation.every=0"], "evaluation.every"),
     (["local.epochs=null"], "local.epochs=None local.steps=None"),
@@ -29,6 +30,8 @@ TOGETHER = [
     (["strategy=fedmrur", "local.optimizer=sgd"], "local.optimizer=sgd local.optimizer=sam"),
     (["strategy=[fedadam,fedyogi]"], "server_optimizer"),
     (["strategy=[fedlc,fedrod]"], "strategy=[fedlc,fedrod] loss"),
+    (["strategy=fedex_lora", "strategy/server_optimizer=adam", *LORA], "server_optimizer=adam"),
+    (["strategy=flora", "strategy.flora.ranks=[64,2]", *LORA], "ranks=[64, 2] task.lora.r=4"),
     (["clients=3", "min_replies=4"], "3 clients"),
     (["clients=3", "min_replies=3", "participation=0.5"], "min_replies=3 2"),
     (["clients=3", "runtime.min_clients=4"], "runtime.min_clients=4 clients=3"),
@@ -202,6 +205,10 @@ BEFORE_ROUND_1 = [
     (["strategy=[fedala,fedper]"], "strategy.fedala.layers='head.*"),
     (["strategy=[local,ties]"], "strategy.personal=all TrimmedElectedMean"),
     (["strategy=[fedsa_lora,fedex_lora]", *LORA], "body.first.lora_B strategy.personal"),
+    (
+        ["strategy/secure_aggregation=secagg_plus", f"{SECURE}.num_shares=7"],
+        f"{SECURE}.num_shares=7",
+    ),
     (["strategy=[fedsa_lora,flora]", *LORA], "body.first.lora_B strategy.personal"),
     (["clients=4"], r"clients=4"),
     (

@@ -28,6 +28,7 @@ from fedhet.strategies.base import (
     Weighting,
     local_model,
 )
+from fedhet.strategies.round.reply_fold import Weights, sum_of
 from fedhet.strategies.round.server_model import ServerModel
 
 BASE = ".base_layer.weight"  # end of the name of W
@@ -75,10 +76,7 @@ class AdapterProducts:
         """Return Delta."""
         total = sum(reply.num_examples for reply in replies)
         shares = [reply.num_examples / total for reply in replies]
-        mean = {
-            name: sum((p * r.update[name] for p, r in zip(shares, replies, strict=True)), 0 * x)
-            for name, x in params.items()
-        }
+        mean = dict(sum_of(replies, Weights("examples")).update)
         models = [local_model(params, reply) for reply in replies]
         products = {f"{path}{BASE}": self._mean(path, shares, models) for path in self._layers}
         changes = {**mean, **self.changes(params, mean, products)}

@@ -59,7 +59,7 @@ class Stepped:
 
 @dataclass(eq=False)
 class ServerStep:
-    """observers, transforms -> aggregator -> server optimiser -> output, then every side's reduce.
+    """observers, transforms -> aggregator -> server optimiser -> every side's reduce -> output.
 
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.

@@ -14,7 +14,8 @@ w_i its weight in the aggregate, sum_i w_i = 1 (1 / |S| for a plain mean):
     step_norm        ||Delta||, of the aggregate
 
 All follow from the sum and the norms, so the server need not keep updates. Undefined figures are
-left out: the cosine of a single client, a quotient by a zero norm. :func:`diagnose_layers` has
+left out: the cosine of a single client or beside an update that dwarfs all others, a quotient by a
+zero norm. :func:`diagnose_layers` has
 drift_diversity and update_norm by tensor (FedPVR, Figures 2, 4).
 
 The alarm (:func:`standing_out`) names clients with an unusually large update or payload. It reads
@@ -44,6 +45,7 @@ LEAST = 4  # replies: one of three may well be far from the two others
 LIMIT = 6.0
 _MAD = 1.4826  # MAD of a normal distribution in its standard deviations, inverse
 _FLOOR = 0.5
+_RESOLVED = 1e-4
 
 
 def norm(tensors: Tensors) -> float:
@@ -69,9 +71,10 @@ def diagnose(total: ReplySum, update: Tensors) -> dict[str, float]:
         figures["norm_ratio"] = of_sum / mean
     if of_sum > 0.0:
         figures["drift_diversity"] = squares / of_sum**2
-    if sum(length > 0.0 for length in lengths) > 1:
-        # ||sum of vectors||^2 is the sum of their squares and the products of all pairs
-        figures["update_cosine"] = (of_sum**2 - squares) / (mean**2 - squares)
+    # ||sum of vectors||^2 is the sum of their squares and the products of all pairs. Beside one far
+    # longer update float32 does not resolve these.
+    if (products := mean**2 - squares) > _RESOLVED * squares:
+        figures["update_cosine"] = (of_sum**2 - squares) / products
     same = update.keys() == total.update.keys() and all(
         update[name] is value for name, value in total.update.items()
     )

@@ -16,7 +16,8 @@ from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fedbabu import FedBABU
-from tests.federation import TensorBatches, client_of
+from fedhet.tasks.metrics import MetricSet, Predictions
+from tests.federation import Regression, TensorBatches, client_of, half_squared_error
 from tests.recipes import TINY, run_recipe
 from tests.strategies.labelled import Classifier, WithoutDropout, assert_same, blobs
 from tests.strategies.sides import per_fedavg
@@ -191,6 +192,21 @@ def test_the_mean_is_over_all_clients_that_have_trained_so_far_also_after_a_resu
         client_id: {name: value for name, value in reply.items() if name.startswith("personal")}
         for client_id, reply in last.items()
     }
+
+
+def test_a_regressions_own_model_has_its_metrics_on_the_test_set():
+    inputs = torch.randn(9, 2, generator=torch.Generator().manual_seed(0)).double()
+    data = TensorBatches(inputs, inputs.sum(1))
+    metrics = MetricSet(["mae"], Predictions("regression"))
+    model = Regression(2)
+    model.classifies = False
+    one = client_of(model, data, half_squared_error, test_data=data, metrics=metrics)
+    _, _, scores = one.fit(one.get_parameters({}), dict(CONFIG))
+    with torch.no_grad():
+        errors = one.shared.model(inputs)[1].squeeze(1) - data.labels
+    expected = {"loss": float(errors.square().mean()) / 2, "mae": float(errors.abs().mean())}
+    for name, value in expected.items():
+        assert scores[f"personal-test-{name}"] == pytest.approx(value, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -149,6 +149,11 @@ def test_a_rule_lets_a_run_pass(text, words, tmp_path):
     assert "client" in ask(words, policy=str(written(tmp_path, text))).content
 
 
+def hits(logits, labels):
+    """A metric of the user's."""
+    return (logits.argmax(1) == labels).float().mean()
+
+
 def test_a_span_of_hours_may_go_over_midnight():
     """At noon, ``at_noon`` says."""
     spans = ["20:00-12:30", "11:30-06:00", "20:00-06:00", "20:00-12:00"]
@@ -185,6 +190,7 @@ WRONG = {
     "tasks: mnist": "tasks=mnist",
     "rounds: 0": "rounds=0",
     "hours: ['20-25']": "hours",
+    "hours: ['08:00Z-17:00Z']": "hours",
     "privacy: {by: me}": "privacy.by=me site server",
     "privacy: {epsilon: 3}": "privacy.epsilon privacy.by",
     "privacy: {epsilom: 3}": "privacy.epsilom epsilon",
@@ -346,6 +352,12 @@ def test_an_evaluation_leaves_without_what_stays_at_the_site(tmp_path):
     found = sent_by(tmp_path, "metrics: [loss]", "evaluation.clients=true")
     assert {frozenset(reply.content[METRICS]) for reply in found[METRICS]} == {
         frozenset({"partition-id", "num-examples", "loss"})
+    }
+    own = "tests.client_app.test_policy:hits"  # a policy names it as replies do
+    words = ["evaluation.clients=true", f"evaluation.metrics=[{own}]"]
+    found = sent_by(tmp_path, "metrics: [hits]", *words, run="own")
+    assert {frozenset(reply.content[METRICS]) for reply in found[METRICS]} == {
+        frozenset({"partition-id", "num-examples", "hits"})
     }
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fedhet.client_app.state import require_state
 from fedhet.strategies.base import RefusedReplyError, Reply
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.fedavg import FedAvg
@@ -121,6 +122,8 @@ def test_layers_outside_are_fedavgs_and_own_models_are_kept():
 def test_one_cluster_is_fedavg_to_the_bit():
     one, _ = train(built(IFCA, clusters=1))
     assert_same(one, train(built(FedAvg))[0])
+    # its clients keep nothing, so there is nothing that they can lose
+    assert require_state({"ifca": {}}) == {}
 
 
 @pytest.mark.parametrize("choice", [[1.0, 1.0], [0.0, 0.0], [0.5, 0.5], [2.0, -1.0]])

@@ -163,6 +163,11 @@ class SecAggPlus(Option):
                 f"at most {most} take part in a round (participation): set clients or "
                 f"participation higher, or {KEY}=none"
             )
+        if self.num_shares > most:
+            raise ConfigError(
+                f"strategy.secure_aggregation.num_shares={self.num_shares}: a round has at most "
+                f"{most} clients (participation): set it to an odd number up to that, or to a share"
+            )
         self.steps(most)
         log(INFO, "%s", self._limits())
 

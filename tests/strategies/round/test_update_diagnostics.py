@@ -66,6 +66,7 @@ def test_figures_by_brute_force_over_all_clients_and_pairs(aggregator):
 def test_what_is_not_defined_is_left_out():
     assert "update_cosine" not in figures_of([3.0, 4.0])
     assert "update_cosine" not in figures_of([3.0, 4.0], [0.0, 0.0])
+    assert "update_cosine" not in figures_of([1.0, 0.0], [0.0, 1e-17])  # one dwarfs the other
     assert figures_of([0.0, 0.0], [0.0, 0.0]) == {"update_norm": 0.0, "step_norm": 0.0}
     opposed = {"norm_ratio": 0.0, "update_cosine": -1.0, "update_norm": 1.0, "step_norm": 0.0}
     assert figures_of([1.0, 0.0], [-1.0, 0.0]) == pytest.approx(opposed)
