@@ -40,7 +40,7 @@ _TAKEN = frozenset(
     personal_test_accuracy personal_test_loss prediction_sets received_accuracy received_loss
     round rounds rounds_without_rows run seconds seconds_per_round seed server_folder
     server_seconds sha256 simulated_seconds soft_label_epsilon staleness standing_out state_lost
-    status step_norm stop_reason strategy strategy_class task train_loss update_cosine
+    status step_norm stop_reason strategy strategy_class table task train_loss update_cosine
     update_norm versions wall_seconds
     """.split()
 )

@@ -25,15 +25,13 @@ from fedhet.conf.project import own_code, project
 # Their functions open no file of the recipe's choice; torch.load and torch.hub would.
 LIBRARIES = ("torch.nn", "torchvision.models", "torchmetrics", "sklearn.metrics")
 _TASKS = (
-    *(
-        "heart_disease",
-        "hugging_face",
-        "instructions",
-        "segmentation",
-        "synthetic",
-        "tabular",
-        "transformer",
-    ),
+    "heart_disease",
+    "hugging_face",
+    "instructions",
+    "segmentation",
+    "synthetic",
+    "tabular",
+    "transformer",
 )
 _KNOWN = (*LIBRARIES, *(f"fedhet.tasks.{name}" for name in _TASKS))
 _NOT_IMPORTED = ("paper", "choice", "logger", "runtime")  # by loading a run

@@ -26,7 +26,7 @@ from fedhet.tasks.sources.encodings import image_in, in_bytes, read_image
 
 _KEY = "task.data_options"
 _FILES = {"jsonl": "json", "json": "json", "csv": "csv", "parquet": "parquet"}
-Arrays = tuple[NDArray[Any], NDArray[Any]]
+Arrays = tuple[NDArray[Any], ...]
 
 
 class Splits(Configured):
@@ -38,6 +38,8 @@ class Splits(Configured):
     """name on the hub, with a revision if there is one (``me/set@v2``), a folder that
     ``save_to_disk`` wrote, a folder that ``load_dataset`` reads, or a file (JSON, JSON lines, CSV,
     Parquet), whose one split is ``train``"""
+    client_column: Annotated[Text | None, Key("task.client_column")] = None
+    """column that says whose a row is"""
     subset: Text | None = None
     """name of the subset, if a data set on the hub has several"""
     train_split: Text = "train"
@@ -75,6 +77,20 @@ class Splits(Configured):
             for rows in random_split(len(train), self.test_fraction)
         )
         return kept, split_off
+
+    def clients(self, table: Any, place: str) -> NDArray[np.str_] | None:
+        """Return whose each row is; None at a site, or if no column says it."""
+        name = self.client_column
+        if name is None or self.data_folder is not None:
+            return None
+        if name not in table.column_names:
+            raise ConfigError(
+                f"{place} has no column {name} (task.client_column); it has: "
+                f"{', '.join(table.column_names)}"
+            )
+        if None in (found := list(table[name])):
+            raise ConfigError(f"{place} has a row without {name} (task.client_column)")
+        return np.asarray(list(map(str, found)))
 
 
 class HuggingFace(Splits):
@@ -128,9 +144,10 @@ class HuggingFace(Splits):
         return np.zeros((0, *shape), dtype=np.float32), np.zeros(0, dtype=np.int64)
 
     def examples(self, table: Any, place: str) -> Dataset[Any] | Arrays:
-        """Return a split's examples, decoded."""
+        """Return a split's examples, decoded, and clients if a column says whose they are."""
         import datasets
 
+        clients = self.clients(table, place)
         for key, name in (
             (f"{_KEY}.input_column", self.input_column),
             ("task.target", self.target),
@@ -144,10 +161,10 @@ class HuggingFace(Splits):
         if isinstance(feature, datasets.Image):  # decoded here, as all images are
             table = table.cast_column(self.input_column, datasets.Image(decode=False))
             pixels = self._pixels(table[self.input_column])
-            return Images(pixels, torch.from_numpy(targets), self.mean, self.std)
+            return Images(pixels, torch.from_numpy(targets), self.mean, self.std, clients)
         values = table[self.input_column]
         if getattr(feature, "dtype", "") in ("string", "large_string"):
-            return self._tokens(list(values)), targets
+            return _with(clients, self._tokens(list(values)), targets)
         try:
             numbers = np.asarray(list(values), dtype=np.float32)
         except (TypeError, ValueError):
@@ -155,7 +172,7 @@ class HuggingFace(Splits):
                 f"{_KEY}.input_column={self.input_column} has {feature}: fedhet reads images, "
                 "texts and lists of numbers, all of the same length"
             ) from None
-        return _finite(numbers, place), targets
+        return _with(clients, _finite(numbers, place), targets)
 
     def _targets(self, table: Any, place: str) -> NDArray[Any]:
         given = list(table[self.target])
@@ -261,12 +278,18 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         targets: (n,).
         mean: per channel, of pixels in [0, 1].
         std: per channel.
+        clients: whose each image is, (n,); None if unknown.
     """
 
     def __init__(
-        self, pixels: Tensor, targets: Tensor, mean: Sequence[float], std: Sequence[float]
+        self,
+        pixels: Tensor,
+        targets: Tensor,
+        mean: Sequence[float],
+        std: Sequence[float],
+        clients: NDArray[np.str_] | None = None,
     ) -> None:
-        self._pixels, self._targets = pixels, targets
+        self._pixels, self._targets, self.clients = pixels, targets, clients
         self._mean = torch.tensor(mean)[:, None, None]
         self._std = torch.tensor(std)[:, None, None]
 
@@ -302,6 +325,10 @@ def load_tokenizer(name: str, *, pads: bool = True) -> Any:
     if pads and tokenizer.pad_token_id is None:
         raise ConfigError(f"{_KEY}.tokenizer={name} has no token for padding (pad_token)")
     return tokenizer
+
+
+def _with(clients: NDArray[np.str_] | None, *pair: NDArray[Any]) -> Arrays:
+    return pair if clients is None else (*pair, clients)
 
 
 def _finite(numbers: NDArray[np.float32], place: str) -> NDArray[np.float32]:

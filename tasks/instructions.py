@@ -28,8 +28,6 @@ class Instructions(Splits):
 
     target: Annotated[Text, Key("task.target")] = "response"
     """column of the responses"""
-    client_column: Annotated[Text | None, Key("task.client_column")] = None
-    """column that says whose a row is"""
     test_split: Text | None = None
     """name of the test split; None: ``test_fraction`` of the training split"""
     prompt: str = "### Instruction:\n{instruction}\n### Response: "
@@ -55,7 +53,9 @@ class Instructions(Splits):
         labels = np.full((len(rows), self.length), IGNORED, np.int64)
         for number, row in enumerate(rows):
             before = self._prompt(row, place)
-            response = self._column(row, self.target, place)
+            if (response := row.get(self.target)) is None:
+                has = ", ".join(row)
+                raise ConfigError(f"{place} has a row without {self.target}; its columns: {has}")
             asked = list(tokenizer(before)["input_ids"])
             answered = list(tokenizer(str(response), add_special_tokens=False)["input_ids"])
             end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -63,24 +63,17 @@ class Instructions(Splits):
             learnt = slice(max(len(asked) - 1, 0), max(len(text) - 1, 0))
             tokens[number, : learnt.stop] = text[:-1]
             labels[number, learnt] = text[learnt.start + 1 :]
-        if self.client_column is None:
-            return tokens, labels
-        clients = [str(self._column(row, self.client_column, place)) for row in rows]
-        return tokens, labels, np.asarray(clients)
+        clients = self.clients(table, place)
+        return (tokens, labels) if clients is None else (tokens, labels, clients)
 
     def _prompt(self, row: Mapping[str, Any], place: str) -> str:
         try:
-            return self.prompt.format_map(row)
+            return self.prompt.format_map({k: "" if v is None else v for k, v in row.items()})
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{_KEY}.prompt={self.prompt!r} names {error}: its braces must have columns of "
                 f"{place}, which are {', '.join(row)}"
             ) from None
-
-    def _column(self, row: Mapping[str, Any], name: str, place: str) -> Any:
-        if row.get(name) is None:
-            raise ConfigError(f"{place} has a row without {name}; its columns: {', '.join(row)}")
-        return row[name]
 
 
 def load(**given: Any) -> tuple[Any, Any]:

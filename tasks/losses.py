@@ -73,7 +73,7 @@ def focal(logits: Tensor, labels: Tensor) -> Tensor:
 def weighted(loss: Loss, weights: Tensor) -> Loss:
     """Return one of fedhet's losses of a classification with a weight for each class (C,).
 
-    The mean is over the sum of the examples' weights, as in PyTorch.
+    The mean is over the sum of the examples' weights, as in PyTorch; 0 if all weights are.
     """
 
     def weighted_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def weighted(loss: Loss, weights: Tensor) -> Loss:
         each = F.cross_entropy(logits, labels, reduction="none")
         if loss is focal:
             each = (1 - torch.exp(-each)) ** GAMMA * each
-        return (known * each).sum() / known.sum()
+        return (known * each).sum() / known.sum().clamp_min(torch.finfo(known.dtype).tiny)
 
     return weighted_loss
 

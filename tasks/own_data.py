@@ -117,7 +117,8 @@ class OwnData:
         known: dict[str, Any] = dict.fromkeys(CLIENT, client_id)
         if folder is not None:
             known["data_folder"] = Path(folder).expanduser()
-        return self._given(known)
+        train, test = self._given(known)
+        return clients_of(train, None)[0], clients_of(test, None)[0]  # all are this client's
 
     @cached_property
     def server_test(self) -> Any:

@@ -308,7 +308,7 @@ class OwnTask(Measured, Partitioned):
             "num_partitions": self.num_clients,
             "seed": self.seed,
             "kind": self.config.kind,
-            "classes": self.config.class_names,
+            **({"classes": names} if (names := self.config.class_names) is not None else {}),
             **{name: given for name in NAMED if (given := getattr(self.config, name)) is not None},
         }
 

@@ -285,13 +285,18 @@ def class_values(table: DataFrame, target: str) -> tuple[str, ...]:
     """Return the classes of a table's target: numbers ascending, or else texts in order."""
     require_columns(table, (target,), "task.target")
     found = {text for text in _categories(table[target]) if text is not None}
+    if len(found) < 2:
+        raise ConfigError(
+            f"{where(table)}: the column {target} (task.target) has fewer than two different "
+            "values: name another column, or list all classes in task.classes"
+        )
     if len(found) > _MOST_CLASSES:
         raise ConfigError(
             f"{where(table)}: the column {target} (task.target) has {len(found)} different values: "
             "set task.kind=regression if they are numbers to predict, or list task.classes"
         )
     try:
-        return tuple(sorted(found, key=float))
+        return tuple(sorted(found, key=lambda one: (float(one), one)))
     except ValueError:
         return tuple(sorted(found))
 

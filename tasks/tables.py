@@ -87,7 +87,7 @@ class Tables:
         if not path.is_dir():
             require_file(path, "task.path")
         files: dict[str, Path] = {}
-        for file in (one for one in files_in(path) if one.suffix in SUFFIXES):
+        for file in (one for one in files_in(path) if one.suffix.lower() in SUFFIXES):
             if other := files.get(file.stem):
                 raise ConfigError(f"{other} and {file.name} are both there: keep one of them")
             files[file.stem] = file
@@ -106,7 +106,7 @@ def read_table(path: Path, dialect: Dialect, key: str = "task.path") -> DataFram
 
     Errors name a row by its place in the file, from 1, and ``key``, which names the file.
     """
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{path} must end in {' or '.join(SUFFIXES)}")
     require_file(path, key)
     stat = path.stat()
@@ -118,7 +118,7 @@ def _read(path: Path, dialect: Dialect, key: str, stamp: tuple[int, ...]) -> Dat
     import pandas
 
     try:
-        if path.suffix == ".csv":
+        if path.suffix.lower() == ".csv":
             table = read_csv(path, key, dialect)
         else:
             table = pandas.read_parquet(path, dtype_backend="numpy_nullable")
@@ -129,7 +129,7 @@ def _read(path: Path, dialect: Dialect, key: str, stamp: tuple[int, ...]) -> Dat
         raise DamagedFileError(f"{path} cannot be read as a table: {said}") from None
     index = [name for name in table.index.names if name not in (None, *table.columns)]
     table = table.reset_index(index).reset_index(drop=True)  # pandas stores a column as its index
-    decimal = dialect.decimal if path.suffix == ".csv" else "."
+    decimal = dialect.decimal if path.suffix.lower() == ".csv" else "."
     table.attrs |= {"path": str(path), "decimal": decimal}
     return table
 

@@ -76,6 +76,24 @@ def test_a_site_reads_its_own_folder(images):
     assert task.input_shape == (1, 4, 4)  # the server has no image
 
 
+def test_a_column_says_whose_images_numbers_and_texts_are(tmp_path, tokenizer):
+    pictures = [Image.fromarray(one) for one in (*PIXELS, *PIXELS)]
+    inputs = {"image": pictures, "x": [[1.0], [2.0]] * 2, "text": ["bad", "good"] * 2}
+    whose = {"label": [0, 1, 0, 1], "writer": ["b", "a", "b", "b"]}
+    for column, given in inputs.items():
+        folder = saved(tmp_path / column, {column: given, **whose})
+        options = {"path": folder, "input_column": column, "test_split": None, "test_fraction": 0.0}
+        options |= {"tokenizer": tokenizer} if column == "text" else {}
+        how = {"model": "mlp", "num_classes": 2, "client_column": "writer"}
+        task = task_of("hf", options, {"name": "natural"}, clients=2, **how)
+        assert task.client_names == ("a", "b")
+        assert [len(task.client_data(client)[0]) for client in (0, 1)] == [1, 3]
+        with refused("ward", "task.client_column"):
+            load(**options, client_column="ward")
+    task = task_of("hf", options, SITE | {"holdout": 0.0}, **how)
+    assert len(task.client_data(0, site_folder=folder)[0]) == 4  # all are the site's
+
+
 def test_columns_of_numbers_and_targets_of_a_regression(tmp_path):
     folder = saved(tmp_path / "set", {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0.5, 7]})
     options = {"input_column": "x", "target": "y", "test_split": None, "kind": "regression"}

@@ -87,6 +87,15 @@ def test_a_csv_file_and_a_column_of_clients(tokenizer, tmp_path):
     assert [len(task.client_data(client)[0]) for client in (0, 1)] == [1, 1]
 
 
+def test_a_column_that_a_row_lacks_is_empty_in_its_prompt(tokenizer, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    asked = [json.dumps({"input": one, "response": "a b"}) for one in (None, "say")]
+    path.write_text("\n".join(asked))
+    how = {"prompt": "{input} "}
+    (tokens, _), _ = load(**options(tokenizer, str(path), **how))
+    assert tokens[:, :2].tolist() == [[ONE, PAD], [SAY, ONE]]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

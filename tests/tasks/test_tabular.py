@@ -329,6 +329,9 @@ def test_a_table_tells_its_columns_and_classes(table):
     table.write_text("\n".join(["a,b", *(f"{n},{n / 7}" for n in range(200))]))
     with refused("200", "task.kind=regression"):
         task_of("tabular", {"path": str(table), "target": "b"})
+    table.write_text("\n".join(["a,b", *(f"{n},yes" for n in range(9))]))
+    with refused("task.target", "task.classes"):
+        task_of("tabular", {"path": str(table), "target": "b"})
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
@@ -443,7 +446,8 @@ def test_clients_are_the_sorted_values_of_a_column_whatever_the_order_of_the_row
 def test_a_folder_with_a_file_for_each_site_has_their_names(tmp_path, caplog):
     for ward in "cab":
         rows = [row.replace(f",{ward},", ",") for row in WARDS if f",{ward}," in row]
-        (tmp_path / f"{ward}.csv").write_text("\n".join(["age,y", *rows]))
+        ending = "CSV" if ward == "b" else "csv"
+        (tmp_path / f"{ward}.{ending}").write_text("\n".join(["age,y", *rows]))
     options = {"path": str(tmp_path), "target": "y"}
     task = task_of("tabular", options, NATURAL, clients=3)
     assert task.client_names == ("a", "b", "c")
@@ -520,6 +524,8 @@ def test_weights_of_classes_weigh_the_loss_that_is_trained_on():
     each = -((1 - p) ** 2 * p.log()) * weights[labels]
     found = weighted(focal, weights)(logits, labels)
     torch.testing.assert_close(found, each.sum() / weights[labels].sum())
+    nothing = weighted(cross_entropy, torch.tensor([0.0, 1.0, 1.0]))
+    assert nothing(logits[:1], labels[:1]) == 0  # a client with examples of class 0 alone
 
 
 def test_balanced_weights_are_scikit_learns_of_the_classes_that_a_client_has():
