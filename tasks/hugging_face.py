@@ -22,7 +22,7 @@ from fedhet.common.configured import Configured, InCode, Key, signature_of
 from fedhet.common.errors import ConfigError, DamagedFileError, SetupError
 from fedhet.common.kinds import Count, Positive, ShareBelowOne, Text
 from fedhet.tasks.sources.arrays import random_split
-from fedhet.tasks.sources.encodings import image_in, in_bytes, read_image
+from fedhet.tasks.sources.encodings import ImageEncoding, image_in
 
 _KEY = "task.data_options"
 _FILES = {"jsonl": "json", "json": "json", "csv": "csv", "parquet": "parquet"}
@@ -224,16 +224,14 @@ class HuggingFace(Splits):
 
     def _pixels(self, images: Any) -> Tensor:
         """Return images (n, C, H, W) as bytes."""
-        size = (self.image_size, self.image_size)
-        shape = (*size, self.channels)
-        pixels = np.empty((len(images), *shape), dtype=np.uint8)
+        encoding = ImageEncoding((self.channels, self.image_size, self.image_size))
+        pixels = np.empty((len(images), *encoding.shape), dtype=np.uint8)
         for row, image in enumerate(images):
             place = f"{_KEY}.input_column={self.input_column}: row {row}"
             if image is None:
                 raise ConfigError(f"{place} is empty")
-            converted = in_bytes(read_image(image_in(image), place), self.channels, place)
-            pixels[row] = np.asarray(converted.resize(size)).reshape(shape)
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+            pixels[row] = encoding.decode(image_in(image), place)
+        return torch.from_numpy(pixels)
 
     def _tokens(self, texts: list[str | None]) -> NDArray[np.int32]:
         """Return tokens (n, T)."""

@@ -21,7 +21,7 @@ from fedhet.common.errors import (
 )
 from fedhet.tasks.examples import IGNORED
 from fedhet.tasks.sources.arrays import random_split
-from fedhet.tasks.sources.encodings import in_bytes, read_image
+from fedhet.tasks.sources.encodings import ImageEncoding, read_image
 from fedhet.tasks.sources.images import images_in, warn_of_others
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
@@ -152,7 +152,7 @@ class MaskedImages(Dataset[Pair]):
         if without := sorted(masks.keys() - images.keys()):
             raise ConfigError(f"{folder / 'images'} has no image of {', '.join(without[:3])}")
         self._paths = [(images[name], masks[name]) for name in sorted(images)]
-        self._size, self._channels = (image_size, image_size), channels
+        self._encoding = ImageEncoding((channels, image_size, image_size))
         self._ignore_index = ignore_index
 
     def __len__(self) -> int:
@@ -170,16 +170,14 @@ class MaskedImages(Dataset[Pair]):
                 f"{mask_path} has {mask.width}x{mask.height} pixels, but its image "
                 f"{image_path.name} {image.width}x{image.height}: both must have the same size"
             )
-        converted = in_bytes(image, self._channels, image_path)
-        pixels = np.asarray(converted.resize(self._size), dtype=np.float32)
-        labels = np.asarray(mask.resize(self._size, Resampling.NEAREST))
+        pixels = self._encoding.fit(image, image_path).astype(np.float32) / 255
+        labels = np.asarray(mask.resize(self._encoding.shape[:0:-1], Resampling.NEAREST))
         if labels.ndim != 2 or (labels % 1).any():
             raise ConfigError(f"{mask_path} has colours or fractions: a pixel must be its label")
         labels = labels.astype(np.int64)
         if self._ignore_index is not None:
             labels[labels == self._ignore_index] = IGNORED
-        channels_last = torch.from_numpy(pixels.reshape(*labels.shape, -1) / 255)
-        return channels_last.permute(2, 0, 1), torch.from_numpy(labels)
+        return torch.from_numpy(pixels), torch.from_numpy(labels)
 
     def select(self, rows: NDArray[Any]) -> MaskedImages:
         """Return some of the images."""
