@@ -139,7 +139,7 @@ class Table(Configured):
     @cached_property
     def names(self) -> tuple[Sequence[str], Sequence[str]]:
         """The numeric and the categorical columns; those that are not named are found."""
-        return names_in(self.shown, self.target, self.numeric, self.categorical, self._clients)
+        return names_in(self.shown, self.target, self.numeric, self.categorical, self.owner_column)
 
     @cached_property
     def shown(self) -> DataFrame:
@@ -157,14 +157,14 @@ class Table(Configured):
         return self.files.train
 
     @property
-    def _clients(self) -> str | None:
+    def owner_column(self) -> str | None:
         """The column that says whose a row is."""
         of_sites = self.tables and self.data_folder is None and self.tables.has_clients
         return self.client_column or (SITE if of_sites else None)
 
     def _with_clients(self, rows: Arrays, table: DataFrame) -> Rows:
         """Add the rows' clients, if the table has them and they are asked for."""
-        column = self._clients
+        column = self.owner_column
         if column is None or self.data_folder is not None:
             return rows
         require_columns(table, (column,), "task.client_column")
@@ -238,7 +238,8 @@ def described(config: OwnConfig) -> list[str]:
     options = config.data_options or {}
     if config.path is None or options.get("numeric") is None:
         return []
-    files = Table(**config.arguments).files
+    table = Table(**config.arguments)
+    files, owners = table.files, table.owner_column
     train, test = files.train, files.test
     rows = f"{len(train)} rows to train on, {0 if test is None else len(test)} to test on"
     names = config.class_names
@@ -247,6 +248,9 @@ def described(config: OwnConfig) -> list[str]:
     for key, kind in (("numeric", "numbers"), ("categorical", "categories")):
         found = ", ".join(map(str, options.get(key) or ())) or "none"
         lines.append(f"{config.path}: {kind} ({KEY}.{key}): {found}")
+    if owners in files.whole.columns:
+        count = files.whole[owners].nunique()
+        lines.append(f"{config.path}: clients by {owners} (task.client_column): {count}")
     return lines
 
 
