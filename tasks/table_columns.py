@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.column_statistics import ColumnStatistics
-from fedhet.tasks.tables import require_columns, where
+from fedhet.tasks.tables import require_columns, row_in_file, where
 
 if TYPE_CHECKING:  # pandas and scikit-learn take a second to import
     from pandas import DataFrame, Series
@@ -213,10 +213,11 @@ def _in_float32(
     with np.errstate(over="ignore", invalid="ignore"):
         found = np.asarray(inputs, dtype=np.float32)
     if not np.isfinite(found).all():
-        row, place = np.argwhere(~np.isfinite(found))[0]
+        position, place = np.argwhere(~np.isfinite(found))[0]
+        file, row = row_in_file(table, position)
         raise ConfigError(
-            f"{where(table)}: scaled, the column {names[place]} has no float32 in row "
-            f"{table.index[row] + 1}: too large a number, there or among those fitted"
+            f"{file}: scaled, the column {names[place]} has no float32 in row {row}: too large a "
+            "number, there or among those fitted"
         )
     return found
 
@@ -377,9 +378,9 @@ def _holds_numbers(table: DataFrame, name: str) -> bool:
         return True
     count = int(given.sum())
     if count >= _FEW and right.sum() >= _MOST_NUMBERS * count:
-        row = table.index[int(np.argmax(given & ~right))] + 1
+        file, row = row_in_file(table, int(np.argmax(given & ~right)))
         raise ConfigError(
-            f"{where(table)}: the column {name} has numbers, but for row {row}"
+            f"{file}: the column {name} has numbers, but for row {row}"
             f"{_and_more(int((given & ~right).sum()))}: empty the cell if the value is missing, or "
             f"list the column in {KEY}.categorical"
         )
@@ -426,9 +427,9 @@ def _numbers(table: DataFrame, name: str, cure: str) -> NDArray[np.float64]:
     found = _floats(table, name)
     other = np.isinf(found) | (np.isnan(found) & table[name].notna().to_numpy())
     if other.any():
-        row = table.index[int(np.argmax(other))] + 1  # not its value: a site sends the error
+        file, row = row_in_file(table, int(np.argmax(other)))  # no value: a site sends the error
         raise ConfigError(
-            f"{where(table)}: the column {name} is numeric, but has no finite number in row "
+            f"{file}: the column {name} is numeric, but has no finite number in row "
             f"{row}{_and_more(int(other.sum()))}: mend the file (nothing separates thousands), "
             f"{cure}, or set {KEY}.decimal if the file has another decimal point"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from logging import WARNING, getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,6 +140,14 @@ def where(table: DataFrame) -> str:
     return str(table.attrs.get("path", "the table"))
 
 
+def row_in_file(table: DataFrame, position: int) -> tuple[str, int]:
+    """Return the file of a table's row, and its number there, from 1."""
+    row = int(table.index[position])
+    firsts: dict[int, str] = table.attrs.get("firsts", {0: where(table)})
+    first = max(one for one in firsts if one <= row)
+    return firsts[first], row - first + 1
+
+
 def require_columns(table: DataFrame, names: Sequence[str], key: str) -> None:
     """Reject a table that lacks a column which ``key`` names."""
     for name in names:
@@ -165,5 +174,10 @@ def _joined(files: dict[str, Path], dialect: Dialect, column: str) -> DataFrame:
     ]
     whole = pandas.concat(parts, ignore_index=True)
     folder = next(iter(files.values())).parent
-    whole.attrs = {"path": str(folder), "decimal": tables[next(iter(tables))].attrs["decimal"]}
+    firsts = accumulate((len(part) for part in parts[:-1]), initial=0)  # each file's first row
+    whole.attrs = {
+        "path": str(folder),
+        "decimal": tables[next(iter(tables))].attrs["decimal"],
+        "firsts": dict(zip(firsts, map(str, files.values()), strict=True)),
+    }
     return whole

@@ -34,7 +34,7 @@ from fedhet.common.text_files import Dialect
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.config import OwnConfig
 from fedhet.tasks.table_columns import KEY, Arrays, Columns, class_values, labels_of, names_in
-from fedhet.tasks.tables import SITE, Tables, read_table, require_columns
+from fedhet.tasks.tables import SITE, Tables, read_table, require_columns, row_in_file
 
 if TYPE_CHECKING:  # pandas takes a second to import
     from pandas import DataFrame
@@ -170,9 +170,9 @@ class Table(Configured):
         require_columns(table, (column,), "task.client_column")
         clients = table[column].astype("string")
         if clients.isna().any():
-            row = table.index[int(np.argmax(clients.isna()))] + 1
+            file, row = row_in_file(table, int(np.argmax(clients.isna())))
             raise ConfigError(
-                f"{table.attrs['path']}: row {row} has no {column} (task.client_column): whose is "
+                f"{file}: row {row} has no {column} (task.client_column): whose is "
                 "it? Fill it, or remove the row"
             )
         return *rows, clients.to_numpy(dtype=str)

@@ -458,6 +458,9 @@ def test_a_folder_with_a_file_for_each_site_has_their_names(tmp_path, caplog):
     task = task_of("tabular", options, NATURAL, clients=4)
     assert task.client_names[3] == "d"
     assert "d.csv has no column age" in caplog.text
+    (tmp_path / "c.csv").write_text("age,y\n" + "30,y\n" * 20 + "old,n\n")
+    with refused("c.csv", "age", "row 21"):
+        task_of("tabular", options, NATURAL, clients=4).client_data(0)
 
 
 def test_a_row_of_nobody_is_refused(table):
