@@ -155,7 +155,7 @@ class ClientRuntime:
         known, examples = self._examples.get(client_id, (None, None))
         if examples is not None and known == content:
             return examples
-        if examples is not None:  # of the folder as it was
+        if examples is not None:  # of the folder as it was before
             del self._examples[client_id]
             self._cached_bytes -= sum(part.num_bytes for part in examples if part is not None)
         data, held_out = self.task.client_data(

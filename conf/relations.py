@@ -332,6 +332,6 @@ def _check_ranks(values: Mapping[str, Any]) -> None:
     lora = values["task"].get("lora")
     if lora and max(ranks) > lora["r"]:
         raise ConfigError(
-            f"strategy.flora.ranks={ranks}: a client's rank is at most task.lora.r={lora['r']}: "
+            f"strategy.flora.ranks={ranks}: a client's rank is at most task.lora.r={lora['r']}; "
             "set that higher, or the ranks lower"
         )

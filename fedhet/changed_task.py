@@ -83,7 +83,7 @@ def require_same_examples(folder: Path, task: AnyTask, *, train: bool = False) -
             what = "test set has" if split == "test" else "training examples have"
             raise ConfigError(
                 f"the {what} changed since the run in {folder}: that one was {theirs}, and this "
-                f"one is {ours}; --task path=FOLDER evaluates on another one"
+                f"one is {ours}; `fedhet-evaluate RUN --task path=FOLDER` evaluates on another one"
             )
 
 

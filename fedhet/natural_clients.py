@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from fedhet.common.errors import ConfigError
 
 
-def counted_elsewhere(recipe: DictConfig) -> int | None:
+def count_elsewhere(recipe: DictConfig) -> int | None:
     """Count in another process: this one will fork, and reading a table starts threads."""
     kind = "fork" if sys.platform == "linux" else "spawn"
     context = multiprocessing.get_context(kind)
@@ -32,10 +32,10 @@ def counted_elsewhere(recipe: DictConfig) -> int | None:
 
 
 def _send_count(recipe: DictConfig, connection: Connection) -> None:
-    connection.send(counted(recipe))
+    connection.send(count_here(recipe))
 
 
-def counted(recipe: DictConfig) -> int | None:
+def count_here(recipe: DictConfig) -> int | None:
     """Return how many clients the data of a recipe name; None if they do not."""
     from fedhet.server_app.assembly import task_of
 
@@ -48,7 +48,7 @@ def counted(recipe: DictConfig) -> int | None:
 def with_natural_clients(
     recipe: DictConfig,
     words: Sequence[str],
-    count: Callable[[DictConfig], int | None] = counted_elsewhere,
+    count: Callable[[DictConfig], int | None] = count_elsewhere,
 ) -> list[str]:
     """Set the recipe's number of clients to that of the data, if it is smaller.
 

@@ -16,7 +16,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.files import expanded
 from fedhet.common.results import COMPLETED, METRICS, read_rows, summary_of
 from fedhet.conf import compose_overrides, plain_part, quoted
-from fedhet.natural_clients import counted, with_natural_clients
+from fedhet.natural_clients import count_here, with_natural_clients
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.tasks import build_task
@@ -83,7 +83,7 @@ def partition(*overrides: str) -> pd.DataFrame:
     """
     _require_words(overrides)
     recipe = compose_overrides(tuple(overrides)).copy()  # a composed recipe is shared
-    with_natural_clients(recipe, overrides, counted)  # a notebook has threads: no fork
+    with_natural_clients(recipe, overrides, count_here)  # a notebook has threads: no fork
     if not recipe.clients:
         raise ConfigError("clients=0 takes the number from the connected SuperNodes: set clients")
     parts = plain_part(recipe, "task"), plain_part(recipe, "partition")

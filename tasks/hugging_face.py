@@ -83,11 +83,7 @@ class Splits(Configured):
         name = self.client_column
         if name is None or self.data_folder is not None:
             return None
-        if name not in table.column_names:
-            raise ConfigError(
-                f"{place} has no column {name} (task.client_column); it has: "
-                f"{', '.join(table.column_names)}"
-            )
+        _require_column(table, name, "task.client_column", place)
         if None in (found := list(table[name])):
             raise ConfigError(f"{place} has a row without {name} (task.client_column)")
         return np.asarray(list(map(str, found)))
@@ -148,14 +144,8 @@ class HuggingFace(Splits):
         import datasets
 
         clients = self.clients(table, place)
-        for key, name in (
-            (f"{_KEY}.input_column", self.input_column),
-            ("task.target", self.target),
-        ):
-            if name not in table.column_names:
-                raise ConfigError(
-                    f"{place} has no column {name} ({key}); it has: {', '.join(table.column_names)}"
-                )
+        _require_column(table, self.input_column, f"{_KEY}.input_column", place)
+        _require_column(table, self.target, "task.target", place)
         targets = self._targets(table, place)
         feature = table.features[self.input_column]
         if isinstance(feature, datasets.Image):  # decoded here, as all images are
@@ -164,7 +154,7 @@ class HuggingFace(Splits):
             return Images(pixels, torch.from_numpy(targets), self.mean, self.std, clients)
         values = table[self.input_column]
         if getattr(feature, "dtype", "") in ("string", "large_string"):
-            return _with(clients, self._tokens(list(values)), targets)
+            return with_clients((self._tokens(list(values)), targets), clients)
         try:
             numbers = np.asarray(list(values), dtype=np.float32)
         except (TypeError, ValueError):
@@ -172,7 +162,7 @@ class HuggingFace(Splits):
                 f"{_KEY}.input_column={self.input_column} has {feature}: fedhet reads images, "
                 "texts and lists of numbers, all of the same length"
             ) from None
-        return _with(clients, _finite(numbers, place), targets)
+        return with_clients((_finite(numbers, place), targets), clients)
 
     def _targets(self, table: Any, place: str) -> NDArray[Any]:
         given = list(table[self.target])
@@ -325,8 +315,15 @@ def load_tokenizer(name: str, *, pads: bool = True) -> Any:
     return tokenizer
 
 
-def _with(clients: NDArray[np.str_] | None, *pair: NDArray[Any]) -> Arrays:
+def with_clients(pair: Arrays, clients: NDArray[np.str_] | None) -> Arrays:
+    """Return (inputs, targets, clients), or without clients the pair."""
     return pair if clients is None else (*pair, clients)
+
+
+def _require_column(table: Any, name: str, key: str, place: str) -> None:
+    if name not in table.column_names:
+        has = ", ".join(table.column_names)
+        raise ConfigError(f"{place} has no column {name} ({key}); it has: {has}")
 
 
 def _finite(numbers: NDArray[np.float32], place: str) -> NDArray[np.float32]:

@@ -11,16 +11,14 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedhet.common.configured import Key, signature_of
 from fedhet.common.errors import ConfigError
 from fedhet.common.kinds import Count, Text
 from fedhet.tasks.examples import IGNORED
-from fedhet.tasks.hugging_face import Splits, load_tokenizer
+from fedhet.tasks.hugging_face import Arrays, Splits, load_tokenizer, with_clients
 
 _KEY = "task.data_options"
-Rows = tuple[NDArray[Any], ...]
 
 
 class Instructions(Splits):
@@ -42,11 +40,11 @@ class Instructions(Splits):
         if self.tokenizer is None:
             raise ConfigError(f"{_KEY}.tokenizer=null: name the model's tokenizer, or its folder")
 
-    def none(self) -> Rows:
+    def none(self) -> Arrays:
         """Return no examples."""
         return np.zeros((0, self.length), np.int32), np.zeros((0, self.length), np.int64)
 
-    def examples(self, table: Any, place: str) -> Rows:
+    def examples(self, table: Any, place: str) -> Arrays:
         """Return tokens, next tokens, and clients if a column says whose the rows are."""
         tokenizer, rows = load_tokenizer(str(self.tokenizer), pads=False), list(table)
         tokens = np.full((len(rows), self.length), tokenizer.pad_token_id or 0, np.int32)
@@ -63,8 +61,7 @@ class Instructions(Splits):
             learnt = slice(max(len(asked) - 1, 0), max(len(text) - 1, 0))
             tokens[number, : learnt.stop] = text[:-1]
             labels[number, learnt] = text[learnt.start + 1 :]
-        clients = self.clients(table, place)
-        return (tokens, labels) if clients is None else (tokens, labels, clients)
+        return with_clients((tokens, labels), self.clients(table, place))
 
     def _prompt(self, row: Mapping[str, Any], place: str) -> str:
         try:

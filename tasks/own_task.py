@@ -303,14 +303,15 @@ class OwnTask(Measured, Partitioned):
 
     def _known_to_data(self) -> dict[str, Any]:
         """Return the values that a data function may take, by parameter name."""
-        return {
+        known = {
             "num_clients": self.num_clients,
             "num_partitions": self.num_clients,
             "seed": self.seed,
             "kind": self.config.kind,
-            **({"classes": names} if (names := self.config.class_names) is not None else {}),
-            **{name: given for name in NAMED if (given := getattr(self.config, name)) is not None},
+            "classes": self.config.class_names,
+            **{name: getattr(self.config, name) for name in NAMED},
         }
+        return {name: value for name, value in known.items() if value is not None}
 
     @property
     def num_natural_clients(self) -> int | None:

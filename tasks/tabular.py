@@ -250,7 +250,7 @@ def described(config: OwnConfig) -> list[str]:
         lines.append(f"{config.path}: {kind} ({KEY}.{key}): {found}")
     if owners in files.whole.columns:
         count = files.whole[owners].nunique()
-        lines.append(f"{config.path}: clients by {owners} (task.client_column): {count}")
+        lines.append(f"{config.path}: {owners} (task.client_column) has {count} values")
     return lines
 
 

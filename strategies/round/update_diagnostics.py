@@ -15,8 +15,8 @@ w_i its weight in the aggregate, sum_i w_i = 1 (1 / |S| for a plain mean):
 
 All follow from the sum and the norms, so the server need not keep updates. Undefined figures are
 left out: the cosine of a single client or beside an update that dwarfs all others, a quotient by a
-zero norm. :func:`diagnose_layers` has
-drift_diversity and update_norm by tensor (FedPVR, Figures 2, 4).
+zero norm. :func:`diagnose_layers` has drift_diversity and update_norm by tensor (FedPVR, Figures 2,
+4).
 
 The alarm (:func:`standing_out`) names clients with an unusually large update or payload. It reads
 only norms, which the server knows for every reply that it receives singly, kept or only added up
@@ -45,7 +45,7 @@ LEAST = 4  # replies: one of three may well be far from the two others
 LIMIT = 6.0
 _MAD = 1.4826  # MAD of a normal distribution in its standard deviations, inverse
 _FLOOR = 0.5
-_RESOLVED = 1e-4
+_RESOLVED = 1e-4  # of the squares: the least products of pairs that float32 updates resolve
 
 
 def norm(tensors: Tensors) -> float:
@@ -71,8 +71,7 @@ def diagnose(total: ReplySum, update: Tensors) -> dict[str, float]:
         figures["norm_ratio"] = of_sum / mean
     if of_sum > 0.0:
         figures["drift_diversity"] = squares / of_sum**2
-    # ||sum of vectors||^2 is the sum of their squares and the products of all pairs. Beside one far
-    # longer update float32 does not resolve these.
+    # ||sum of vectors||^2 is the sum of their squares and the products of all pairs
     if (products := mean**2 - squares) > _RESOLVED * squares:
         figures["update_cosine"] = (of_sum**2 - squares) / products
     same = update.keys() == total.update.keys() and all(

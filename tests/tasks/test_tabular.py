@@ -451,7 +451,7 @@ def test_a_folder_with_a_file_for_each_site_has_their_names(tmp_path, caplog):
     options = {"path": str(tmp_path), "target": "y"}
     task = task_of("tabular", options, NATURAL, clients=3)
     assert task.client_names == ("a", "b", "c")
-    assert task.about[-1].endswith("(task.client_column): 3")
+    assert task.about[-1].endswith("site (task.client_column) has 3 values")
     assert [len(task.client_data(client)[0]) for client in range(3)] == [16, 16, 16]
     assert task.input_shape == (1,)
     (tmp_path / "d.csv").write_text("y\ny\nn\n")
