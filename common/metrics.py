@@ -263,6 +263,16 @@ def is_of_new_model(text: str, own: Collection[str] = ()) -> bool:
     return known and name.where in (HERE, CLIENT)
 
 
+def is_of_own_models(text: str, own: Collection[str] = ()) -> bool:
+    """Return whether a name of metrics.jsonl is a metric of clients' own models on their own data.
+
+    Over all classes; ``own``: as above.
+    """
+    name = MetricName.read(text)
+    known = name.name in METRICS or name.name in own
+    return known and name.where == PERSONAL and name.class_name is None
+
+
 def own_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the names of the user's own metrics in rows."""
     return list(dict.fromkeys(name for row in rows for name in row.get(OWN, ())))
@@ -303,4 +313,5 @@ def figures_of(metrics: Collection[str]) -> list[str]:
         if name != "accuracy":
             for text in (name, str(MetricName(name, CLIENT))):
                 found += [text, f"{BEST}{text}"] if name in METRICS else [text]
+            found.append(str(MetricName(name, PERSONAL)))
     return found

@@ -56,7 +56,7 @@ from typing import Any
 from fedhet.common.checksums import text_sha256
 from fedhet.common.errors import DamagedFileError
 from fedhet.common.files import save_text
-from fedhet.common.metrics import OWN, metric_totals, own_metrics
+from fedhet.common.metrics import OWN, is_of_own_models, metric_totals, own_metrics
 
 Row = dict[str, Any]
 
@@ -70,7 +70,6 @@ _OF_EVERY_SIMULATION = "Since flwr 1.32, default simulated SuperNodes"  # Flower
 CLASS_COUNTS = "class_counts.json"  # in a simulation: who holds which classes
 SITES = "sites.json"  # who the clients are: names, numbers of examples, who never trains
 BY_SITE = "by_site.json"  # what fedhet-evaluate --by-site has measured at each site
-PERSONAL_ACCURACY = "personal_accuracy"  # of the clients' own models on their own examples
 AT_CLIENTS = ("client_accuracy", "client_loss")  # on what they hold out (evaluation.clients)
 _FAILURE = re.compile(r"client (\d+): (.*)", re.DOTALL)  # in a row
 _SHOWN_CLIENTS = 10
@@ -423,14 +422,19 @@ def totals(rows: list[Row]) -> dict[str, Any]:
     }
     seconds = [row["seconds"] for row in rounds]
     own = own_metrics(rows)
-    personal = [row[PERSONAL_ACCURACY] for row in rows if row.get(PERSONAL_ACCURACY) is not None]
+    personal = {
+        name: value
+        for row in rows
+        for name, value in row.items()
+        if value is not None and is_of_own_models(name, own)
+    }
     return {
         "rounds": len(rounds),
         "accuracy": evaluated[-1]["accuracy"] if evaluated else None,
         "best_accuracy": max((row["accuracy"] for row in evaluated), default=None),
         "loss": losses[-1] if losses else None,
         **at_clients,
-        **({PERSONAL_ACCURACY: personal[-1]} if personal else {}),
+        **personal,
         **metric_totals(rows),
         **({OWN: own} if own else {}),
         "seconds": sum(seconds),

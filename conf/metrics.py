@@ -12,6 +12,7 @@ from fedhet.common.metrics import (
     CLIENT,
     HERE,
     METRICS,
+    PERSONAL,
     RECEIVED,
     MetricName,
     figures_of,
@@ -23,7 +24,8 @@ from fedhet.common.metrics import (
 from fedhet.common.outside import is_name
 from fedhet.conf.schema import FIGURES
 
-_SWITCHES = {CLIENT: "evaluation.clients", RECEIVED: "evaluation.received"}
+_SWITCHES = {CLIENT: "evaluation.clients=true", RECEIVED: "evaluation.received=true"}
+_ALL_SWITCHES = {**_SWITCHES, PERSONAL: "evaluation.model=clients"}
 _SUMMED = ("accuracy", "loss")  # what a secure sum has of metrics
 _LOCAL = "strategy/differential_privacy=local"
 
@@ -60,10 +62,8 @@ def check_metrics(values: Mapping[str, Any]) -> None:
     best = values["checkpoint"]["best"]
     if isinstance(best, str):
         _require("checkpoint.best", best, measured, kind, more=f"{_MORE}; or true or false")
-    at_clients = values["evaluation"]["clients"]
-    known = dict.fromkeys((*FIGURES, *figures_of(names)))
-    figures = [name for name in known if at_clients or CLIENT not in name]
-    _require("objective", values["objective"], figures, kind, more=_MORE)
+    figures = _figures(values["evaluation"], names, sent)
+    _require("objective", values["objective"], figures, kind, _MORE, _ALL_SWITCHES)
     _check_stopping(values)
     _check_direction(values)
 
@@ -109,7 +109,12 @@ _MORE = "metrics that evaluation.metrics names are allowed, too"
 
 
 def _require(
-    key: str, value: str, allowed: Iterable[str], kind: str = "classification", more: str = ""
+    key: str,
+    value: str,
+    allowed: Iterable[str],
+    kind: str = "classification",
+    more: str = "",
+    switches: Mapping[str, str] = _SWITCHES,
 ) -> None:
     """Refuse a value that is not allowed; of a regression no accuracy is named as an option.
 
@@ -121,9 +126,9 @@ def _require(
     if kind == "regression":
         options = [name for name in options if not name.endswith("accuracy")]
     name = MetricName.read(value.removeprefix(BEST))
-    base = str(replace(name, where=HERE)) if name.where in (HERE, *_SWITCHES) else value
+    base = str(replace(name, where=HERE)) if name.where in (HERE, *switches) else value
     steps = [f"add {base} to evaluation.metrics"] if base not in options else []
-    steps += [f"set {_SWITCHES[name.where]}=true"] if name.where in _SWITCHES else []
+    steps += [f"set {switches[name.where]}"] if name.where in switches else []
     if more and base in (*METRICS, *_SUMMED, *options) and steps:
         raise ConfigError(
             f"{key}={value} is not measured: {', and '.join(steps)}; allowed: {', '.join(options)}"
@@ -163,6 +168,20 @@ def _measured(evaluation: Mapping[str, Any], sent: Sequence[str]) -> list[str]:
     at_clients = [MetricName(name, CLIENT) for name in names] if evaluation["clients"] else []
     received = [MetricName(name, RECEIVED) for name in sent] if evaluation["received"] else []
     return [*names, *map(str, [*at_clients, *received])]
+
+
+def _figures(
+    evaluation: Mapping[str, Any], metrics: Sequence[str], sent: Sequence[str]
+) -> list[str]:
+    """Return the figures that a run's summary may have; clients send ``sent`` of their models."""
+
+    def is_measured(figure: str) -> bool:
+        name = MetricName.read(figure.removeprefix(BEST))
+        if name.where == PERSONAL:
+            return evaluation["model"] != "global" and name.name in sent
+        return evaluation["clients"] or name.where != CLIENT
+
+    return list(filter(is_measured, dict.fromkeys((*FIGURES, *figures_of(metrics)))))
 
 
 def _check_stopping(values: Mapping[str, Any]) -> None:

@@ -36,6 +36,7 @@ CATEGORIES = {"cp": (2, 3, 4), "restecg": (1, 2)}  # of each column all values b
 NORMALISED = ("hospital", "pooled")
 _TARGET = "target"
 _SPLIT_SEED, _TRAIN_SHARE = 43, 0.66
+_LEAST = 4
 
 Rows = tuple[NDArray[Any], ...]
 
@@ -60,7 +61,7 @@ def load(
             rows of each row's hospital; pooled: of all training rows.
 
     Raises:
-        ConfigError: for a missing file or column, or an unknown hospital.
+        ConfigError: for a missing file or column, an unknown hospital, or one with under four rows.
     """
     require_choice("task.data_options.normalise", normalise, NORMALISED)
     if data_folder is not None and normalise != "hospital":
@@ -77,6 +78,11 @@ def load(
     train = np.zeros(len(labels), dtype=bool)
     for name in known:
         rows = np.flatnonzero(names == name)
+        if len(rows) < _LEAST:
+            raise ConfigError(
+                f"{table.attrs['path']} has {len(rows)} complete rows of the hospital {name}: at "
+                f"least {_LEAST} are needed, so that two are to train on"
+            )
         train[rows[_training_rows(labels[rows])]] = True
     scaled = np.empty_like(inputs)
     groups = [names == name for name in known] if normalise == "hospital" else [names == names]

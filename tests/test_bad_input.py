@@ -45,6 +45,7 @@ TOGETHER = [
         "client_accuracy evaluation.clients=true",
     ),
     (["objective=client_loss"], "client_loss evaluation.clients=true"),
+    (["objective=personal_accuracy"], "personal_accuracy evaluation.model=clients"),
     (["checkpoint.best=client_loss"], "client_loss evaluation.clients=true"),
     (
         ["checkpoint.best=received_loss", "evaluation.received=false"],

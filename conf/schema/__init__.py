@@ -263,9 +263,9 @@ class Recipe(Section):
     checkpoint: Checkpoint
     early_stopping: EarlyStopping
     objective: Text = Field(
-        description="the figure of summary.json that a search (hydra/sweeper=optuna) optimizes: "
-        f"{', '.join(FIGURES)}; with evaluation.metrics=[f1] also f1, best_f1, client_f1, "
-        "best_client_f1"
+        description="the figure of summary.json that a search (hydra/sweeper=optuna) or "
+        f"fedhet-tune optimizes: {', '.join(FIGURES)}; with evaluation.metrics=[f1] also f1, "
+        "best_f1, client_f1, best_client_f1, personal_f1"
     )
     choice: Text | None = Field(description="how fedhet-tune chose some of the values")
     paper: dict[str, Any] | None = Field(

@@ -6,13 +6,14 @@ It takes the same words as `fedhet`; several values of a key make several cells,
 its own choice. --grid names the candidates, by default FedPVR's: the rates .05, .1, .2 and .3, and
 the schedules constant, cosine and multi_step.
 
-A candidate's score is the accuracy of its last model on the clients' held-out examples (the recipe
-needs partition.holdout), the mean over clients weighted by examples; the lower loss breaks ties.
-With evaluation.model=clients (Ditto and others) it is the accuracy of the clients' own models, the
-plain mean over clients (personal_accuracy). Candidates do not use the test set, so they do not stop
-early and keep no best model; the run with the choice follows the recipe. --out gets search/CELL, a
-sweep of the candidates; choices.json, all scores; and runs/CELL, the run with the choice, which its
-config.yaml names (`choice`). The same command continues where it was stopped.
+A candidate's score is the recipe's `objective` (the accuracy, or the loss where a task has none) of
+its last model on the clients' held-out examples (the recipe needs partition.holdout), the mean over
+clients weighted by examples; the lower loss breaks ties. With evaluation.model=clients (Ditto and
+others) it is that of the clients' own models, the plain mean over clients (personal_accuracy).
+Candidates do not use the test set, so they do not stop early and keep no best model; the run with
+the choice follows the recipe. --out gets search/CELL, a sweep of the candidates; choices.json, all
+scores; and runs/CELL, the run with the choice, which its config.yaml names (`choice`). The same
+command continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -37,14 +38,22 @@ from rich.console import Console
 from fedhet.commands import at_least, parser_of, reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_folder
-from fedhet.common.results import COMPLETED, FAILED, PERSONAL_ACCURACY
+from fedhet.common.metrics import (
+    BEST,
+    CLIENT,
+    PERSONAL,
+    MetricName,
+    larger_is_better,
+    own_names,
+)
+from fedhet.common.results import COMPLETED, FAILED
 from fedhet.conf import compose, explain_words, quoted
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep.resume import Plan, make_ready, plan_for
 from fedhet.sweep.sweep_folder import INDEX, SweepFolder
 
 GRID = ("local.lr=0.05,0.1,0.2,0.3", "schedule=constant,cosine,multi_step")
-SCORE, TIE = "client_accuracy", "client_loss"
+TIE = f"{CLIENT}loss"
 CHOICES = "choices.json"
 
 
@@ -53,8 +62,25 @@ class Candidate:
     """A point of the grid, and its figures on the held-out examples."""
 
     words: Sequence[str]  # that set it
-    accuracy: float | None = None  # in [0, 1]; None if the run failed
+    score: float | None = None  # None if the run failed
     loss: float | None = None  # of the same model on the same examples; None of clients' own models
+
+
+@dataclass(frozen=True)
+class Score:
+    """What candidates are compared by."""
+
+    figure: str  # of summary.json: client_accuracy, personal_rmse, ...
+    maximises: bool  # whether larger values are better
+
+    def best(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """Return the candidate of the best score; of equal ones that of the lowest loss."""
+        scored = [one for one in candidates if one.score is not None]
+        return min(scored, key=self._place, default=None)
+
+    def _place(self, one: Candidate) -> tuple[float, float]:
+        score = one.score or 0.0
+        return -score if self.maximises else score, math.inf if one.loss is None else one.loss
 
 
 @dataclass(frozen=True)
@@ -101,12 +127,6 @@ def checked(cell: Sequence[str], point: Sequence[str]) -> DictConfig:
             f"partition.holdout={recipe.partition.holdout}: fedhet-tune chooses by the score on "
             "held-out examples; set it to a share in (0, 1), such as 0.1 (FedPVR: 0.01)"
         )
-    kind = recipe.task.get("kind", "classification")
-    if kind != "classification":
-        raise ConfigError(
-            f"task.kind={kind}: fedhet-tune chooses by accuracy, which this task does not have; "
-            "sweep with fedhet -m, and compare client_loss in fedhet-report"
-        )
     return recipe
 
 
@@ -117,9 +137,29 @@ def cell_name(number: int, cell: Sequence[str], cells: Sequence[Sequence[str]]) 
     return "_".join([str(number), *values])
 
 
-def score_of(recipe: DictConfig) -> str:
-    """Return what candidates are compared by: of the models that the recipe scores."""
-    return PERSONAL_ACCURACY if recipe.evaluation.model == "clients" else SCORE
+def score_of(recipe: DictConfig) -> Score:
+    """Return what candidates are compared by: the objective, of the models that are scored."""
+    objective, kind = recipe.objective, recipe.task.get("kind", "classification")
+    own_models = recipe.evaluation.model == "clients"
+    name = MetricName.read(objective.removeprefix(BEST))
+    if name.name == "accuracy" and kind != "classification":
+        name = MetricName("loss")
+    if name.metric is None and name.name not in own_names(recipe.evaluation.metrics):
+        raise ConfigError(f"objective={objective}: fedhet-tune needs a metric, such as accuracy")
+    if name.name == "loss" and own_models:
+        raise ConfigError(
+            f"objective={objective}: clients do not send their own models' loss "
+            "(evaluation.model=clients); name a metric, such as evaluation.metrics=[rmse] "
+            "objective=rmse"
+        )
+    mode = recipe.early_stopping.mode
+    if name.metric is None and mode == "auto":
+        raise ConfigError(
+            f"objective={objective} is your own function: set early_stopping.mode=max (larger "
+            "values are better) or min"
+        )
+    maximises = larger_is_better(name.name) if name.metric is not None else mode == "max"
+    return Score(f"{PERSONAL if own_models else CLIENT}{name.name}", maximises)
 
 
 def tune(
@@ -127,24 +167,24 @@ def tune(
     name: str,
     points: Sequence[Sequence[str]],
     search: TuningSearch,
-    score: str = SCORE,
+    score: Score,
 ) -> None:
     """Search one cell's grid, log the choice, and run with it."""
     sweep, run = search.folder / "search" / name, search.folder / "runs" / name
-    code = _launch(_search_words(cell, sweep, search))
+    code = _launch(_search_words(cell, sweep, search, score))
     if not (sweep / INDEX).is_file():
         raise SystemExit(code)  # it was refused, and has said why
     if (status := SweepFolder(sweep).read().status) not in (COMPLETED, FAILED):
         raise ConfigError(f"the search of {name} is {status}: the same command continues it")
     candidates = read_candidates(sweep, points, score)
-    best = chosen(candidates)
+    best = score.best(candidates)
     if best is None:
         raise ConfigError(f"no candidate of {name} has a score: see {sweep}/*/log.txt")
     after = f" after round {search.rounds}" if search.rounds is not None else ""
-    reached = f"{best.accuracy:.4f} on held-out examples{after}"
-    scored = sum(one.accuracy is not None for one in candidates)
+    reached = f"{score.figure} {best.score:.4f} on held-out examples{after}"
+    scored = sum(one.score is not None for one in candidates)
     choice = f"{' '.join(best.words)}, by {reached}, the best of {scored}"
-    if scored > 1 and len({(one.accuracy, one.loss) for one in candidates}) == 1:
+    if scored > 1 and len({(one.score, one.loss) for one in candidates}) == 1:
         choice = f"{' '.join(best.words)}, the first of {scored} with the same {reached}"
     path = search.folder / CHOICES
     choices = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -152,6 +192,7 @@ def tune(
         "cell": list(cell),
         "chosen": list(best.words),
         "words": choice,
+        "score": score.figure,
         "candidates": [asdict(one) for one in candidates],
     }
     save_text(path, json.dumps(choices, indent=1) + "\n")
@@ -165,8 +206,10 @@ def tune(
         raise ConfigError(f"the run with the choice failed: see {run}/log.txt")
 
 
-def _search_words(cell: Sequence[str], sweep: Path, search: TuningSearch) -> list[str]:
-    words = [*cell, *search.grid]
+def _search_words(
+    cell: Sequence[str], sweep: Path, search: TuningSearch, score: Score
+) -> list[str]:
+    words = [*cell, *search.grid, f"objective={score.figure}"]
     words += [] if search.rounds is None else [f"rounds={search.rounds}"]
     # Without the experiment's own sweep; clients evaluate, the server does not, so nothing goes by
     # its evaluations.
@@ -187,9 +230,7 @@ def _launch(words: Sequence[str]) -> int:
     return subprocess.run(command, check=False, preexec_fn=end_with_parent).returncode
 
 
-def read_candidates(
-    sweep: Path, points: Sequence[Sequence[str]], score: str = SCORE
-) -> list[Candidate]:
+def read_candidates(sweep: Path, points: Sequence[Sequence[str]], score: Score) -> list[Candidate]:
     """Return the grid's points with the figures of the search's jobs."""
     jobs = SweepFolder(sweep).jobs().values()
     found = []
@@ -198,19 +239,9 @@ def read_candidates(
         for job in jobs:
             if job["status"] == "completed" and set(point) <= set(job["overrides"]):
                 figures = job["figures"]
-        loss = figures.get(TIE) if score == SCORE else None
-        found.append(Candidate(point, figures.get(score), loss))
+        loss = figures.get(TIE) if score.figure.startswith(CLIENT) else None
+        found.append(Candidate(point, figures.get(score.figure), loss))
     return found
-
-
-def chosen(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the candidate of the highest accuracy; of equal ones that of the lowest loss."""
-    scored = [one for one in candidates if one.accuracy is not None]
-    return min(scored, key=_place, default=None)
-
-
-def _place(one: Candidate) -> tuple[float, float]:
-    return -(one.accuracy or 0.0), math.inf if one.loss is None else one.loss
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,9 +14,9 @@ from fedhet.tools import tune as module
 from fedhet.tools.tune import (
     CHOICES,
     Candidate,
+    Score,
     TuningSearch,
     cell_name,
-    chosen,
     expanded,
     main,
     tune,
@@ -26,6 +26,7 @@ from tests.recipes import TINY
 from tests.refused import refused
 
 GRID = ["local.lr=0.1,0.2", "schedule=constant,cosine"]
+ACCURACY = Score("client_accuracy", maximises=True)
 
 
 def test_cells_are_the_combinations_of_values_named_by_what_differs():
@@ -39,11 +40,39 @@ def test_cells_are_the_combinations_of_values_named_by_what_differs():
     assert cell_name(0, ["rounds=3"], [["rounds=3"]]) == "0"
 
 
-def test_the_highest_accuracy_is_chosen_and_of_equal_ones_the_lowest_loss():
+def test_the_best_score_is_chosen_and_of_equal_ones_the_lowest_loss():
     figures = [(0.5, 1.0), (0.6, 2.0), (0.6, 1.5), (None, None)]
     points = [Candidate([str(number)], *pair) for number, pair in enumerate(figures)]
-    assert chosen(points).words == ["2"]
-    assert chosen(points[3:]) is None
+    assert ACCURACY.best(points).words == ["2"]
+    assert Score("client_rmse", maximises=False).best(points).words == ["0"]
+    assert ACCURACY.best(points[3:]) is None
+
+
+@pytest.mark.slow
+def test_candidates_are_compared_by_the_objective_where_it_is_held_out():
+    def of(*words):
+        return module.score_of(compose({"overrides": json.dumps(words)}))
+
+    loss = Score("client_loss", maximises=False)
+    metrics = "evaluation.metrics=[f1,json:loads]"
+    assert of("task=digits") == ACCURACY
+    assert of("task=digits", metrics, "objective=best_f1") == Score("client_f1", maximises=True)
+    own = ("task=digits", "strategy=ditto", "evaluation.model=clients", metrics)
+    assert of(*own) == Score("personal_accuracy", maximises=True)
+    assert of(*own, "objective=f1") == Score("personal_f1", maximises=True)
+    assert of("task=shapes") == of("task=digits", "objective=loss") == loss
+    errors = ["evaluation.metrics=[rmse]", "objective=rmse"]
+    assert of("task=synthetic", "task.kind=regression", *errors) == Score(
+        "client_rmse", maximises=False
+    )
+    lowest = (metrics, "objective=loads", "early_stopping.mode=min")
+    assert of("task=digits", *lowest) == Score("client_loads", maximises=False)
+    with refused("objective=seconds"):
+        of("task=digits", "objective=seconds")
+    with refused("objective=loads", "early_stopping.mode="):
+        of("task=digits", *lowest[:2])
+    with refused("objective=loss", "evaluation.model=clients"):
+        of(*own, "objective=loss")
 
 
 @pytest.mark.flower
@@ -54,7 +83,7 @@ def test_methods_with_models_of_the_clients_own_are_chosen_by_these(tmp_path, mo
     words += " partition.alpha=0.1 --grid strategy.ditto.coefficient=5,0 --out"
     main([*words.split(), str(tmp_path / "tuned")])
     found = json.loads((tmp_path / "tuned" / CHOICES).read_text())["0"]
-    five, none = (one["accuracy"] for one in found["candidates"])
+    five, none = (one["score"] for one in found["candidates"])
     assert five < none
     assert found["chosen"] == ["strategy.ditto.coefficient=0"]
     jobs = SweepFolder(tmp_path / "tuned" / "search" / "0").jobs().values()
@@ -86,7 +115,7 @@ def launched(monkeypatch, tmp_path):
 
 
 def tune_in(folder, cell=("task=digits",), grid=GRID, rounds=2, points=None):
-    tune(list(cell), "0", points or expanded(grid), TuningSearch(grid, rounds, folder))
+    tune(list(cell), "0", points or expanded(grid), TuningSearch(grid, rounds, folder), ACCURACY)
 
 
 def completed(run, *words):
@@ -105,14 +134,14 @@ def test_it_searches_chooses_logs_and_runs_and_again_resumes_and_skips(tmp_path,
     tune_in(tmp_path)
     search, again, run = launched
     assert again == ["-m", "--resume", str(tmp_path / "search" / "0")]
-    assert search[:4] == ["-m", "task=digits", *GRID]
+    assert search[:5] == ["-m", "task=digits", *GRID, "objective=client_accuracy"]
     assert {"rounds=2", "hydra.sweeper.params=null", "evaluation.clients=true"} <= {*search}
     assert run[:3] == ["task=digits", "local.lr=0.2", "schedule=constant"]
-    said = "local.lr=0.2 schedule=constant, by 0.6000 on held-out examples after round 2"
+    said = "schedule=constant, by client_accuracy 0.6000 on held-out examples after round 2"
     assert said in run[3]
     logged = json.loads((tmp_path / CHOICES).read_text())["0"]
     assert logged["chosen"] == ["local.lr=0.2", "schedule=constant"]
-    assert [one["accuracy"] for one in logged["candidates"]] == [0.4, 0.5, 0.4 + 2 / 10, None]
+    assert [one["score"] for one in logged["candidates"]] == [0.4, 0.5, 0.4 + 2 / 10, None]
     assert logged["words"].endswith("the best of 3")
     completed(tmp_path / "runs" / "0", "local.lr=0.2", "schedule=constant")
     tune_in(tmp_path)
@@ -144,8 +173,7 @@ def test_what_cannot_be_chosen_is_refused_before_anything_runs(tmp_path, launche
     words = ["--out", tmp_path, "task=digits"]
     assert "partition.holdout=0.0: " in refused(main, *words)
     assert "nothing" in refused(main, *words, "partition.holdout=0.1", "nothing=1")
-    masks = ["--out", tmp_path, "task=shapes", "partition.holdout=0.1"]
-    assert "task.kind=segmentation: " in refused(main, *masks)
+    assert "objective=rounds" in refused(main, *words, "partition.holdout=0.1", "objective=rounds")
     assert launched == []
 
 
@@ -155,7 +183,7 @@ def test_with_real_runs_the_choice_is_in_config_yaml(tmp_path):
     main([*words, "--grid", "local.lr=0.0001,0.2", "--rounds", "1", "--out", str(tmp_path)])
     config = yaml.safe_load((tmp_path / "runs" / "0" / "config.yaml").read_text())
     assert config["local"]["lr"] == 0.2
-    assert config["choice"].startswith("local.lr=0.2, by 0.")
+    assert config["choice"].startswith("local.lr=0.2, by client_accuracy 0.")
     assert (config["rounds"], config["evaluation"]["clients"]) == (2, False)
     logged = json.loads((tmp_path / CHOICES).read_text())["0"]["candidates"]
-    assert logged[0]["accuracy"] < logged[1]["accuracy"]
+    assert logged[0]["score"] < logged[1]["score"]
