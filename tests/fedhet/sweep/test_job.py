@@ -11,6 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import open_dict
 
+from fedhet.common.metrics import figures_of
 from fedhet.common.results import read_summary, totals
 from fedhet.conf import fingerprint
 from fedhet.conf.project import register_recipes
@@ -74,6 +75,8 @@ def test_the_figures_to_optimise_are_those_of_a_summary():
     row = {"round": 1, "client_accuracy": 0.5, "client_loss": 1.0, "personal_accuracy": 0.6}
     row |= {"failures": [], **dict.fromkeys(("seconds", "bytes_up", "bytes_down"), 1)}
     assert set(FIGURES) == {*totals([row]), "wall_seconds"}
+    measured = {"rmse": 2.0, "client_rmse": 3.0, "personal_rmse": 1.0, "personal_test_rmse": 4.0}
+    assert {*totals([row | measured])} == {*totals([row]), *figures_of(["rmse"])}
     three = [(1, 0.2, 9.0), (2, 0.8, 1.0), (3, 0.6, 3.0)]  # round 1 starts the workers
     found = totals([row | {"round": n, "accuracy": a, "seconds": s} for n, a, s in three])
     assert (found["accuracy"], found["best_accuracy"], found["seconds_per_round"]) == (0.6, 0.8, 2)
