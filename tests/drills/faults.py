@@ -42,11 +42,16 @@ def replies(scene: Scene) -> list[str]:
     federation.stop("supernode-1")
     scene.plan(0, dict(enumerate(REFUSED, 1)))
     scene.plan(1, {"card": "empty"})
-    scene.plan(2, {2: "wait"})  # until the late site is there
+    scene.plan(2, {2: "wait", 4: "wait"})  # until the late site is there, and has answered
     words = "runtime.min_clients=2", f"runtime.connect_timeout_seconds={ROUND_SECONDS // 2}"
     run = scene.begin("replies", f"rounds={last}", *words)
     run.wait_for_round(1)
     federation.start_and_wait("supernode-1")
+    (scene.state(2) / GO).touch()
+    run.wait_for_round(2)
+    (scene.state(2) / GO).unlink()
+    answered = "Sending: query message"
+    run.wait_for("an answer", lambda rows: answered in scene.log("supernode-1"))
     (scene.state(2) / GO).touch()
     summary = run.summary()
     assert summary["status"] == "completed", summary
