@@ -44,6 +44,7 @@ from fedhet.common.metrics import (
     PERSONAL,
     MetricName,
     larger_is_better,
+    metric_of,
     own_names,
 )
 from fedhet.common.results import COMPLETED, FAILED
@@ -139,27 +140,29 @@ def cell_name(number: int, cell: Sequence[str], cells: Sequence[Sequence[str]]) 
 
 def score_of(recipe: DictConfig) -> Score:
     """Return what candidates are compared by: the objective, of the models that are scored."""
-    objective, kind = recipe.objective, recipe.task.get("kind", "classification")
+    objective, metrics = recipe.objective, recipe.evaluation.metrics
     own_models = recipe.evaluation.model == "clients"
-    name = MetricName.read(objective.removeprefix(BEST))
-    if name.name == "accuracy" and kind != "classification":
-        name = MetricName("loss")
-    if name.metric is None and name.name not in own_names(recipe.evaluation.metrics):
+    name = MetricName.read(objective.removeprefix(BEST)).name
+    classifies = recipe.task.get("kind", "classification") == "classification"
+    if name == "accuracy" and not classifies and name not in metrics:
+        name = "loss"
+    is_own = name in own_names(metrics)
+    if metric_of(name) is None and not is_own:
         raise ConfigError(f"objective={objective}: fedhet-tune needs a metric, such as accuracy")
-    if name.name == "loss" and own_models:
+    if name == "loss" and own_models:
         raise ConfigError(
             f"objective={objective}: clients do not send their own models' loss "
             "(evaluation.model=clients); name a metric, such as evaluation.metrics=[rmse] "
             "objective=rmse"
         )
-    mode = recipe.early_stopping.mode
-    if name.metric is None and mode == "auto":
+    stopping = recipe.early_stopping
+    if is_own and (stopping.mode == "auto" or MetricName.read(stopping.metric).name != name):
         raise ConfigError(
-            f"objective={objective} is your own function: set early_stopping.mode=max (larger "
-            "values are better) or min"
+            f"objective={objective} is your own function: set early_stopping.metric={name} and "
+            "early_stopping.mode=max (larger values are better) or min"
         )
-    maximises = larger_is_better(name.name) if name.metric is not None else mode == "max"
-    return Score(f"{PERSONAL if own_models else CLIENT}{name.name}", maximises)
+    maximises = stopping.mode == "max" if is_own else larger_is_better(name)
+    return Score(str(MetricName(name, PERSONAL if own_models else CLIENT)), maximises)
 
 
 def tune(

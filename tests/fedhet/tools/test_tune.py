@@ -61,16 +61,17 @@ def test_candidates_are_compared_by_the_objective_where_it_is_held_out():
     assert of(*own) == Score("personal_accuracy", maximises=True)
     assert of(*own, "objective=f1") == Score("personal_f1", maximises=True)
     assert of("task=shapes") == of("task=digits", "objective=loss") == loss
-    errors = ["evaluation.metrics=[rmse]", "objective=rmse"]
-    assert of("task=synthetic", "task.kind=regression", *errors) == Score(
-        "client_rmse", maximises=False
-    )
-    lowest = (metrics, "objective=loads", "early_stopping.mode=min")
+    assert of("task=shapes", "evaluation.metrics=[accuracy]") == ACCURACY
+    rmse = ("task.kind=regression", "evaluation.metrics=[rmse]", "objective=rmse")
+    assert of("task=synthetic", *rmse) == Score("client_rmse", maximises=False)
+    lowest = (metrics, "objective=loads", "early_stopping.metric=loads", "early_stopping.mode=min")
     assert of("task=digits", *lowest) == Score("client_loads", maximises=False)
     with refused("objective=seconds"):
         of("task=digits", "objective=seconds")
     with refused("objective=loads", "early_stopping.mode="):
-        of("task=digits", *lowest[:2])
+        of("task=digits", *lowest[:3])
+    with refused("objective=loads", "early_stopping.metric="):
+        of("task=digits", *lowest[:2], lowest[3])
     with refused("objective=loss", "evaluation.model=clients"):
         of(*own, "objective=loss")
 
